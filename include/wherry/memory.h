@@ -177,8 +177,8 @@ struct wh_region_options {
  * writable until wh_region_unregister(). Otherwise, on either side, by the path of the bytes:
  *
  *   path                    not mapped    not accessible, or past its file's end
- *   tcp without tls         -EFAULT       -EFAULT; a large read: the connection may break
- *   the same, process_vm    -EFAULT       the process gets a signal
+ *   tcp without tls         -EFAULT       -EFAULT
+ *   the same, process_vm    -EFAULT       -EFAULT; where it is written, a signal
  *     refused by seccomp
  *   process_vm (shm)        -EFAULT       -EFAULT
  *   self, a mapping, tls    a signal      a signal

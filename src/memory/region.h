@@ -31,6 +31,7 @@ struct wh_region {
 	/* Once it is withdrawn: when, and the number of its REMOVE. Under engine.lock. */
 	int64_t withdrawn;
 	uint64_t removal;
+	_Atomic bool faulted; /* some of its memory could not be read, although it is mapped */
 	bool listed; /* where all peers have the same rights: WH_ACCESS_LIST */
 	_Atomic uint32_t batches; /* uses by unfinished batches */
 	struct wh_region_window *_Atomic window; /* NULL: not tried yet */

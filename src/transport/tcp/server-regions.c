@@ -63,8 +63,38 @@ char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
  * read announces all its bytes before they are sent. */
 static bool entry_has_holes(const struct wh_region_entry *entry)
 {
-	return wh_region_may_vanish(wh_container(entry, struct wh_region, entry)) &&
-	       !wh_memory_mapped(entry->address, entry->length);
+	const struct wh_region *region = wh_container(entry, struct wh_region, entry);
+
+	return wh_region_may_vanish(region) &&
+	       (atomic_load(&region->faulted) || !wh_memory_mapped(entry->address, entry->length));
+}
+
+/* Does an extent of a region with holes have one? Where a read has failed before, each page is
+ * looked at. */
+static bool extent_has_hole(const struct wh_region_entry *entry, const struct tcp_extent *extent,
+			    uint8_t op)
+{
+	const struct wh_region *region = wh_container(entry, struct wh_region, entry);
+	uint64_t at = entry->address + extent->offset;
+
+	return !wh_memory_mapped(at, extent->length) ||
+	       (op == WH_READ && atomic_load(&region->faulted) &&
+		!wh_memory_readable(at, extent->length));
+}
+
+int tcp_extent_probe(struct tcp_server *server, const struct tcp_extent *extent)
+{
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(wh_engine_regions(server->engine), extent->region);
+	bool readable;
+
+	if (!entry)
+		return ESTALE;
+	readable = wh_memory_readable(entry->address + extent->offset, extent->length);
+	if (!readable)
+		atomic_store(&wh_container(entry, struct wh_region, entry)->faulted, true);
+	wh_region_entry_leave(entry);
+	return readable ? 0 : EFAULT;
 }
 
 int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
@@ -89,10 +119,7 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 		return EACCES;
 	if (!wh_region_entry_holds(last->entry, extent->offset, extent->length))
 		return ERANGE;
-	return last->holes && !wh_memory_mapped(last->entry->address + extent->offset,
-						extent->length) ?
-		       EFAULT :
-		       0;
+	return last->holes && extent_has_hole(last->entry, extent, op) ? EFAULT : 0;
 }
 
 /* ---- positions and kinds ----------------------------------------------- */

@@ -157,6 +157,57 @@ bool tcp_answer_refuse_read(struct tcp_server *server, struct tcp_job *job, int 
 	return true;
 }
 
+/* The kernel could not read some memory of a plain read, of which nothing has been sent: leave out
+ * the extents that it is of, and say so in the header. */
+static bool job_leave_out(struct tcp_server *server, struct tcp_job *job)
+{
+	uint32_t count = job->request.count, kept = 0, next = 0, errors = 0;
+	const uint8_t *known = job->head + WH_RESPONSE_SIZE, *end = job->head + job->head_length;
+	struct tcp_extent *extents = calloc(count, sizeof(*extents));
+	uint64_t bytes = 0;
+
+	if (!extents)
+		return false;
+	for (; known < end; known += WH_RESPONSE_ERROR_SIZE)
+		extents[wh_get32(known)].error = (int)wh_get32(known + 4);
+	for (uint32_t i = 0; i < count; i++) {
+		struct tcp_extent *extent = &job->extents[next];
+
+		if (!extents[i].error) {
+			next++;
+			extents[i].error = tcp_extent_probe(server, extent);
+			if (!extents[i].error) {
+				bytes += extent->length;
+				job->extents[kept++] = *extent;
+			}
+		}
+		errors += extents[i].error != 0;
+	}
+	job->head_length = answer_encode(job->head, &job->request, extents, errors, bytes);
+	free(extents);
+	job->count = kept;
+	job->left = job->ungathered = bytes;
+	return kept < next;
+}
+
+/* The kernel could not read some memory of a plain read. Look at all reads that wait: where the
+ * connection has to be closed, because it cannot send the bytes that it has announced, the peer
+ * asks for them again over another one, and those that cannot be read are refused there. True: the
+ * read is answered without them. */
+static bool jobs_fault(struct tcp_server *server, struct tcp_job *first)
+{
+	if (!first->head_sent)
+		return job_leave_out(server, first) ||
+		       tcp_answer_refuse_read(server, first, EFAULT);
+	for (struct wh_list *link = server->jobs.next; link != &server->jobs; link = link->next) {
+		const struct tcp_job *job = wh_container(link, struct tcp_job, link);
+
+		for (uint32_t i = job->at; !job->staged && i < job->count; i++)
+			tcp_extent_probe(server, &job->extents[i]);
+	}
+	return false;
+}
+
 /* Append the next bytes of a read to a vector, and enter their regions. Returns the bytes, or a
  * negative errno that ends the connection. */
 static ssize_t job_fill_vector(struct tcp_server *server, const struct tcp_job *job,
@@ -234,9 +285,8 @@ static int job_send(struct tcp_server *server, struct tcp_job *job)
 			      wh_channel_send(server->source.fd, server->channel, vector, count);
 		error = payload < 0 ? (int)-payload : errno;
 		tcp_regions_leave(&entered);
-		/* Mapped, and yet not readable: nothing of the response has gone. */
-		if (got < 0 && error == EFAULT && !job->staged &&
-		    tcp_answer_refuse_read(server, job, EFAULT))
+		/* Mapped, and yet not readable. */
+		if (got < 0 && error == EFAULT && !job->staged && jobs_fault(server, job))
 			continue;
 		if (got < 0)
 			return error == EINTR ? -EAGAIN : -error;

@@ -78,7 +78,7 @@ struct tcp_checked {
 	struct wh_region_entry *entry; /* entered; NULL: no such region */
 	uint64_t id; /* of the last region looked up */
 	bool looked_up; /* `id` is set */
-	bool holes; /* some of its memory is no longer mapped */
+	bool holes; /* some of its memory is no longer mapped, or could not be read */
 	uint8_t access;
 };
 
@@ -187,6 +187,9 @@ void tcp_regions_leave(struct tcp_entered *entered);
  * leaves last->entry after the last check. */
 int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 		     const struct tcp_extent *extent, uint8_t op);
+/* Can the memory of an extent of host memory be read? If not, that of its region is looked at by
+ * tcp_extent_check() from now on. 0; ESTALE; EFAULT. */
+int tcp_extent_probe(struct tcp_server *server, const struct tcp_extent *extent);
 /* Advance a position, extent *at and *skip bytes of it, by `bytes`. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
 			 uint64_t bytes);

@@ -3,7 +3,12 @@
  * a signal */
 #include "lib/fixture.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define LENGTH (1 * MIB)
@@ -184,6 +189,8 @@ static void gone__not_readable(void **state)
 	for (unsigned int i = 0; i < 3; i++) {
 		want_owner_fault(&owner, WH_READ, 128 * PAGE, 8);
 		want_owner_fault(&owner, WH_READ, 130 * PAGE, 2 * PAGE);
+		/* The owner sends half of it before the kernel refuses the rest. */
+		want_owner_fault(&owner, WH_READ, 0, LENGTH);
 		want_owner_fault(&owner, WH_WRITE, 128 * PAGE, 8);
 		want(0, owner_move(&owner, WH_READ, 0, 128 * PAGE));
 	}
@@ -231,6 +238,7 @@ static void gone__truncated(void **state)
 	for (unsigned int i = 0; i < 3; i++) {
 		want_owner_fault(&owner, WH_READ, 128 * PAGE, 8);
 		want_owner_fault(&owner, WH_READ, 130 * PAGE, 2 * PAGE);
+		want_owner_fault(&owner, WH_READ, 0, LENGTH);
 		/* Few bytes come with the header. */
 		want_owner_fault(&owner, WH_WRITE, 128 * PAGE, 8);
 		want_owner_fault(&owner, WH_WRITE, 128 * PAGE - 8, PAGE);
@@ -258,6 +266,231 @@ static void gone__truncated_here(void **state)
 	fixture_close(&f);
 }
 
+/* ---- gone at the owner, of some of many transfers: both engines are here ------------------- */
+
+#define REGIONS 6
+
+struct crowd {
+	struct wh_engine *owner, *engine;
+	struct wh_peer *peer;
+	unsigned char *pages[REGIONS], *target;
+	struct wh_region *regions[REGIONS], *local;
+	struct wh_remote remotes[REGIONS];
+};
+
+/* One data connection carries all. */
+static void crowd_open(struct crowd *crowd)
+{
+	static const char *const one[] = { "connections=1", NULL };
+
+	memset(crowd, 0, sizeof(*crowd));
+	crowd->owner = engine_open(NULL, NULL, NULL);
+	crowd->engine = engine_open("tcp", "none", one);
+	want(0, wh_peer_open(crowd->engine, wh_engine_url(crowd->owner), NULL, &crowd->peer));
+	crowd->target = pages_new(REGIONS * LENGTH);
+	want(0, wh_region_register(crowd->engine, crowd->target, REGIONS * LENGTH, NULL,
+				   &crowd->local));
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		char name[16];
+		struct wh_region_options options = { .size = sizeof(options),
+						     .name = name,
+						     .access = ACCESS_BOTH };
+
+		snprintf(name, sizeof(name), "region%u", i);
+		crowd->pages[i] = pages_new(LENGTH);
+		memset(crowd->pages[i], (int)i + 1, LENGTH);
+		want(0, wh_region_register(crowd->owner, crowd->pages[i], LENGTH, &options,
+					   &crowd->regions[i]));
+		want(0, wh_peer_find(crowd->peer, name, PATIENCE, &crowd->remotes[i]));
+	}
+}
+
+static void crowd_close(struct crowd *crowd)
+{
+	want(0, wh_peer_close(crowd->peer));
+	want(0, wh_region_unregister(crowd->local));
+	want(0, wh_engine_close(crowd->engine));
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		want(0, wh_region_unregister(crowd->regions[i]));
+		pages_free(crowd->pages[i], LENGTH);
+	}
+	want(0, wh_engine_close(crowd->owner));
+	pages_free(crowd->target, REGIONS * LENGTH);
+}
+
+/* A read of `length` bytes at `offset` of each region, to where nothing else arrives. */
+static struct wh_transfer crowd_read(struct crowd *crowd, unsigned int i, uint64_t offset,
+				     uint64_t length)
+{
+	return (struct wh_transfer){
+		.op = WH_READ,
+		.local = crowd->local,
+		.local_offset = i * LENGTH,
+		.remote = crowd->remotes[i].id,
+		.remote_offset = offset,
+		.length = length,
+	};
+}
+
+static void want_arrived(struct crowd *crowd, unsigned int i, uint64_t length)
+{
+	for (uint64_t k = 0; k < length; k++)
+		want_true(crowd->target[i * LENGTH + k] == i + 1, "byte %llu of region %u is wrong",
+			  (unsigned long long)k, i);
+}
+
+/* Transfers that share a request: only those of the bad region fail. */
+static void gone__some_of_a_request(void **state)
+{
+	struct wh_transfer transfers[REGIONS];
+	struct wh_batch *batch;
+	struct crowd crowd;
+
+	(void)state;
+	crowd_open(&crowd);
+	want(0, mprotect(crowd.pages[2], LENGTH, PROT_NONE));
+	for (unsigned int i = 0; i < REGIONS; i++)
+		transfers[i] = crowd_read(&crowd, i, 3 * PAGE, 2 * PAGE);
+	want(0, wh_batch_new(crowd.peer, NULL, &batch));
+	want(0, wh_batch_add(batch, transfers, REGIONS));
+	want(-EFAULT, batch_run(batch));
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		want(i == 2 ? -EFAULT : 0, batch_item(batch, i));
+		if (i != 2)
+			want_arrived(&crowd, i, 2 * PAGE);
+	}
+	want(0, wh_batch_free(batch));
+	want(0, mprotect(crowd.pages[2], LENGTH, PROT_READ | PROT_WRITE));
+	crowd_close(&crowd);
+}
+
+/* Batches that share a connection. More of them than a request has attempts break it, each behind
+ * half of its bytes. */
+static void gone__some_batches(void **state)
+{
+	struct wh_batch *batches[REGIONS];
+	struct crowd crowd;
+
+	(void)state;
+	crowd_open(&crowd);
+	for (unsigned int i = 0; i < REGIONS; i++)
+		if (i % 5)
+			want(0, mprotect(crowd.pages[i] + LENGTH / 2, PAGE, PROT_NONE));
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		struct wh_transfer transfer = crowd_read(&crowd, i, 0, LENGTH);
+
+		want(0, wh_batch_new(crowd.peer, NULL, &batches[i]));
+		want(0, wh_batch_add(batches[i], &transfer, 1));
+	}
+	for (unsigned int i = 0; i < REGIONS; i++)
+		want(0, wh_batch_submit(batches[i]));
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		want(0, wh_batch_wait_for(batches[i], WH_FOREVER));
+		want(i % 5 ? -EFAULT : 0, wh_batch_status(batches[i]));
+		want_true(!(i % 5) || strstr(wh_batch_error_text(batches[i]), "refuses region"),
+			  "it says: %s", wh_batch_error_text(batches[i]));
+		if (i % 5 == 0)
+			want_arrived(&crowd, i, LENGTH);
+		want(0, wh_batch_free(batches[i]));
+	}
+	/* Memory that can be read again is read again. */
+	for (unsigned int i = 0; i < REGIONS; i++) {
+		struct wh_transfer transfer = crowd_read(&crowd, i, 0, LENGTH);
+
+		want(0, mprotect(crowd.pages[i], LENGTH, PROT_READ | PROT_WRITE));
+		want(0, wh_batch_new(crowd.peer, NULL, &batches[i]));
+		want(0, wh_batch_add(batches[i], &transfer, 1));
+		want(0, batch_run(batches[i]));
+		want_arrived(&crowd, i, LENGTH);
+		want(0, wh_batch_free(batches[i]));
+	}
+	crowd_close(&crowd);
+}
+
+/* ---- a seccomp filter, as of old containers ------------------------------------------------ */
+
+static const char *missing_filters(void)
+{
+	/* A kernel that knows them wants an address. */
+	return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, NULL) && errno == EFAULT ?
+		       NULL :
+		       "the kernel has no seccomp filters";
+}
+
+static const struct route needs_filters = { .name = "filters", .missing = missing_filters };
+
+static void refuse_process_vm(void)
+{
+	const struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_readv, 1, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	const struct sock_fprog program = { sizeof(code) / sizeof(*code),
+					    (struct sock_filter *)(uintptr_t)code };
+	struct iovec here = { (void *)(uintptr_t)code, 1 };
+	char byte;
+
+	want(0, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+	want(0, prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+	want(-1, (int)process_vm_readv(getpid(), &(struct iovec){ &byte, 1 }, 1, &here, 1, 0));
+}
+
+static int crowd_move(struct crowd *crowd, uint32_t op, uint64_t local, uint64_t remote,
+		      uint64_t length)
+{
+	struct wh_transfer transfer = crowd_read(crowd, 0, remote, length);
+	struct wh_batch *batch;
+	int status;
+
+	transfer.op = op;
+	transfer.local_offset = local;
+	want(0, wh_batch_new(crowd->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &transfer, 1));
+	status = batch_run(batch);
+	want(0, wh_batch_free(batch));
+	return status;
+}
+
+/* The CPU copies what comes with a header, after a look. The filter stays with this thread, and is
+ * inherited by those of the engines, so this is the last test. */
+static void gone__call_refused(void **state)
+{
+	static const uint64_t lengths[] = { 1, 8, PAGE - 1, PAGE, 3 * PAGE + 5, LENGTH };
+	struct crowd crowd;
+
+	(void)state;
+	refuse_process_vm();
+	crowd_open(&crowd);
+	for (unsigned int i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
+		uint64_t length = lengths[i];
+
+		memset(crowd.target, (int)i + 40, length);
+		want(0, crowd_move(&crowd, WH_WRITE, 0, LENGTH - length, length));
+		want(0, crowd_move(&crowd, WH_READ, LENGTH, LENGTH - length, length));
+		want(0, memcmp(crowd.target, crowd.target + LENGTH, length));
+		want(0, memcmp(crowd.target, crowd.pages[0] + LENGTH - length, length));
+	}
+	want(0, munmap(crowd.pages[0] + 8 * PAGE, PAGE));
+	want(0, munmap(crowd.target + 8 * PAGE, PAGE));
+	for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
+		want(-EFAULT, crowd_move(&crowd, op, 0, 8 * PAGE, 8));
+		want(-EFAULT, crowd_move(&crowd, op, 0, 8 * PAGE - 1, 2));
+		want(-EFAULT, crowd_move(&crowd, op, 8 * PAGE, 0, 8));
+		want(-EFAULT, crowd_move(&crowd, op, 8 * PAGE - 1, 0, 2));
+		want(0, crowd_move(&crowd, op, 0, 0, 8 * PAGE));
+	}
+	/* What is only read is found as without the filter. */
+	want(0, mprotect(crowd.pages[0] + 16 * PAGE, PAGE, PROT_NONE));
+	want(0, mprotect(crowd.target + 16 * PAGE, PAGE, PROT_NONE));
+	want(-EFAULT, crowd_move(&crowd, WH_READ, 0, 16 * PAGE, 8));
+	want(-EFAULT, crowd_move(&crowd, WH_READ, 0, 9 * PAGE, 100 * PAGE));
+	want(-EFAULT, crowd_move(&crowd, WH_WRITE, 16 * PAGE, 0, 8));
+	crowd_close(&crowd);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST(register__never_mapped),
 	TEST_OVER(gone__here, tcp4),
@@ -269,6 +502,9 @@ static const struct CMUnitTest tests[] = {
 	TEST(gone__truncated),
 	TEST_OVER(gone__truncated_here, tcp4),
 	TEST_OVER(gone__truncated_here, vm),
+	TEST(gone__some_of_a_request),
+	TEST(gone__some_batches),
+	TEST_NEEDS(gone__call_refused, needs_filters),
 };
 
 HARNESS_MAIN("memory-gone", tests)
