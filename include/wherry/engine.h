@@ -94,7 +94,7 @@ struct wh_engine_options {
 /* Open an engine: its listener, its progress threads, its transports. One per process is usually
  * enough. options may be NULL. Blocks on the network only to register a name: until the registry
  * has answered, at most the setting `timeout`; if another engine has the name, until that one's
- * lease must have expired.
+ * lease must have expired, or not at all if its process is seen to have ended on this host.
  * 0, or -EINVAL (an option or a setting), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM,
  * -EACCES (others can read the key file; listening beyond loopback without a cluster key), -ELIBACC
  * (OpenSSL, which proves the key, is missing). With a registry also -EEXIST (a live engine has the

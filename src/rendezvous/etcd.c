@@ -163,7 +163,7 @@ static int etcd_put_if(struct etcd *etcd, const struct wh_registry_record *recor
 }
 
 static int etcd_claim(void *backend, const struct wh_registry_record *record,
-		      struct wh_registry_record *holder)
+		      const struct wh_registry_record *dead, struct wh_registry_record *holder)
 {
 	struct etcd *etcd = backend;
 	struct wh_etcd_answer answer;
@@ -171,7 +171,8 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 
 	if (error && error != -ENOENT)
 		return error;
-	if (!error && answer.record.epoch != record->epoch) {
+	if (!error && answer.record.epoch != record->epoch &&
+	    !(dead && answer.record.epoch == dead->epoch)) {
 		*holder = answer.record;
 		return wh_fail(EEXIST, "registry: the name is taken");
 	}

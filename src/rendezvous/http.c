@@ -126,14 +126,31 @@ static int http_put(struct http *http, const struct wh_registry_record *record, 
 	return http_request(http, "PUT", path, json, length);
 }
 
+/* Remove the record, if it is this engine's. */
+static int http_remove(struct http *http, const struct wh_registry_record *record)
+{
+	char path[WH_REGISTRY_KEY_MAX + 192];
+	size_t used;
+
+	http_path(http, record->name, path, sizeof(path));
+	used = strlen(path);
+	if (http->curl.wherry)
+		snprintf(path + used, sizeof(path) - used, "&owner=%016" PRIx64, record->epoch);
+	return http_request(http, "DELETE", path, NULL, 0);
+}
+
 /* On `wherry registry`, which keeps the lease: no beat, so that its log stays short. */
 static int http_claim_leased(struct http *http, const struct wh_registry_record *record,
+			     const struct wh_registry_record *dead,
 			     struct wh_registry_record *holder)
 {
 	struct wh_registry_record still = *record;
 	char more[96];
-	int error;
+	/* If it has another owner by now, nothing is removed, and the name is taken. */
+	int error = dead ? http_remove(http, dead) : 0;
 
+	if (error)
+		return error;
 	still.beat = 0;
 	snprintf(more, sizeof(more), "&lease=%" PRId64 "&owner=%016" PRIx64, record->lease,
 		 record->epoch);
@@ -150,6 +167,7 @@ static int http_claim_leased(struct http *http, const struct wh_registry_record 
 
 /* On a server without leases, where the engines alone keep order. */
 static int http_claim_plain(struct http *http, const struct wh_registry_record *record,
+			    const struct wh_registry_record *dead,
 			    struct wh_registry_record *holder)
 {
 	struct wh_registry_record found;
@@ -160,7 +178,7 @@ static int http_claim_plain(struct http *http, const struct wh_registry_record *
 		return error;
 	if (error == -EPROTO && http->curl.status != 200)
 		return error;
-	if (!error && found.epoch != record->epoch) {
+	if (!error && found.epoch != record->epoch && !(dead && found.epoch == dead->epoch)) {
 		if (found.epoch != http->holder || found.beat != http->beat) {
 			http->holder = found.epoch;
 			http->beat = found.beat;
@@ -178,7 +196,7 @@ static int http_claim_plain(struct http *http, const struct wh_registry_record *
 }
 
 static int http_claim(void *backend, const struct wh_registry_record *record,
-		      struct wh_registry_record *holder)
+		      const struct wh_registry_record *dead, struct wh_registry_record *holder)
 {
 	struct http *http = backend;
 	struct wh_registry_record found;
@@ -187,32 +205,24 @@ static int http_claim(void *backend, const struct wh_registry_record *record,
 
 	if (error && error != -ENOENT && error != -EPROTO)
 		return error;
-	return http->curl.wherry ? http_claim_leased(http, record, holder) :
-				   http_claim_plain(http, record, holder);
+	return http->curl.wherry ? http_claim_leased(http, record, dead, holder) :
+				   http_claim_plain(http, record, dead, holder);
 }
 
 static int http_keep(void *backend, const struct wh_registry_record *record)
 {
 	struct wh_registry_record holder;
 
-	return http_claim(backend, record, &holder);
+	return http_claim(backend, record, NULL, &holder);
 }
 
 static int http_release(void *backend, const struct wh_registry_record *record)
 {
 	struct http *http = backend;
-	char path[WH_REGISTRY_KEY_MAX + 192];
 	struct wh_registry_record found;
-	size_t used;
 	int error = http_get(http, record->name, &found);
 
-	if (error || found.epoch != record->epoch)
-		return error;
-	http_path(http, record->name, path, sizeof(path));
-	used = strlen(path);
-	if (http->curl.wherry)
-		snprintf(path + used, sizeof(path) - used, "&owner=%016" PRIx64, record->epoch);
-	return http_request(http, "DELETE", path, NULL, 0);
+	return error || found.epoch != record->epoch ? error : http_remove(http, record);
 }
 
 const struct wh_registry_ops wh_registry_http = {

@@ -14,7 +14,8 @@
 #define ADDRESS "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-:[]%"
 #define LEASE_MOST 3600000 /* ms */
 
-static bool record_parse_epoch(const char *text, uint64_t *out)
+/* Not 0. */
+static bool record_parse_number(const char *text, uint64_t *out)
 {
 	if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
 		return false;
@@ -38,7 +39,8 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 {
 	struct wh_registry_record record = { .lease = 0 };
 	const char *name = "", *epoch = "", *address = "", *wrong = NULL;
-	json_int_t schema = 0, lease = 0, beat = 0;
+	const char *space = NULL;
+	json_int_t schema = 0, lease = 0, beat = 0, pid = 0, start = 0;
 	json_error_t error;
 	json_t *root;
 
@@ -50,9 +52,10 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 	if (!root)
 		return wh_fail(EINVAL, "registry: a record is no JSON: %.100s (line %d, column %d)",
 			       error.text, error.line, error.column);
-	if (json_unpack_ex(root, &error, 0, "{s:I, s:s, s:s, s:s, s:I, s?I}", "schema", &schema,
-			   "name", &name, "epoch", &epoch, "address", &address, "lease_ms", &lease,
-			   "beat", &beat)) {
+	if (json_unpack_ex(root, &error, 0, "{s:I, s:s, s:s, s:s, s:I, s?I, s?{s:s, s:I, s:I}}",
+			   "schema", &schema, "name", &name, "epoch", &epoch, "address", &address,
+			   "lease_ms", &lease, "beat", &beat, "process", "space", &space, "pid",
+			   &pid, "start", &start)) {
 		wh_fail(EINVAL, "registry: a record is not an engine's: %.120s", error.text);
 		json_decref(root);
 		return -EINVAL;
@@ -61,7 +64,7 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 		wrong = "schema";
 	else if (!wh_registry_name_valid(name) || (wanted && strcmp(name, wanted) != 0))
 		wrong = "name";
-	else if (!record_parse_epoch(epoch, &record.epoch))
+	else if (!record_parse_number(epoch, &record.epoch))
 		wrong = "epoch";
 	else if (!record_address_valid(address))
 		wrong = "address";
@@ -69,6 +72,9 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 		wrong = "lease_ms";
 	else if (beat < 0)
 		wrong = "beat";
+	else if (space && (!record_parse_number(space, &record.process.space) || pid < 1 ||
+			   pid > INT32_MAX || start < 1))
+		wrong = "process";
 	if (wrong) {
 		wh_fail(EINVAL, "registry: a record is not %s's: its \"%s\" is wrong",
 			wanted ? wanted : "an engine", wrong);
@@ -77,6 +83,8 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 		snprintf(record.address, sizeof(record.address), "%s", address);
 		record.lease = lease;
 		record.beat = (uint64_t)beat;
+		record.process.pid = pid;
+		record.process.start = (uint64_t)start;
 		*out = record;
 	}
 	json_decref(root);
@@ -87,10 +95,18 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 size_t wh_registry_record_format(const struct wh_registry_record *record,
 				 char out[WH_REGISTRY_RECORD_MAX])
 {
+	char process[128] = "";
+
+	if (record->process.pid)
+		snprintf(process, sizeof(process),
+			 ", \"process\": {\"space\": \"%016" PRIx64 "\", \"pid\": %" PRId64
+			 ", \"start\": %" PRIu64 "}",
+			 record->process.space, record->process.pid,
+			 record->process.start & INT64_MAX);
 	return (size_t)snprintf(out, WH_REGISTRY_RECORD_MAX,
 				"{\"schema\": %d, \"name\": \"%s\", \"epoch\": \"%016" PRIx64
 				"\", \"address\": \"%s\", \"lease_ms\": %" PRId64
-				", \"beat\": %" PRIu64 "}",
+				", \"beat\": %" PRIu64 "%s}",
 				SCHEMA, record->name, record->epoch, record->address, record->lease,
-				record->beat & INT64_MAX);
+				record->beat & INT64_MAX, process);
 }

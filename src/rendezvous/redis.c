@@ -20,11 +20,11 @@
 #define VALUE_MAX (2 << 20)
 #define CHUNK (16 << 10) /* bytes received at a time */
 
-/* Returns false if the name was free or is ours, and the record is written; else the other record.
- */
+/* Returns false if the name was free, ours, or the dead engine's, and the record is written; else
+ * the other record. */
 #define CLAIM                                                                                      \
 	"local v = redis.call('GET', KEYS[1]) "                                                    \
-	"if v and v ~= ARGV[1] then return v end "                                                 \
+	"if v and v ~= ARGV[1] and v ~= ARGV[3] then return v end "                                \
 	"redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return false"
 /* 1: renewed, 0: gone, -1: another engine's. */
 #define KEEP                                                                                       \
@@ -253,26 +253,32 @@ static int redis_parse(const struct redis *redis, const redisReply *reply, const
 	return wh_registry_record_parse(reply->str, (size_t)reply->len, name, out) ? -EPROTO : 0;
 }
 
-/* Run the script on the record. The key's expiry is the lease: the record needs no beat. */
+/* Run the script on the record, and on a dead engine's or NULL. The key's expiry is the lease: the
+ * record needs no beat. */
 static int redis_eval(struct redis *redis, const char *script,
-		      const struct wh_registry_record *record, redisReply **out)
+		      const struct wh_registry_record *record,
+		      const struct wh_registry_record *dead, redisReply **out)
 {
 	char key[WH_REGISTRY_KEY_MAX], json[WH_REGISTRY_RECORD_MAX], lease[24];
+	char old[WH_REGISTRY_RECORD_MAX] = "";
 	struct wh_registry_record still = *record;
 
 	still.beat = 0;
+	if (dead)
+		wh_registry_record_format(dead, old);
 	snprintf(key, sizeof(key), WH_REGISTRY_PREFIX "%s", record->name);
 	snprintf(lease, sizeof(lease), "%" PRId64, record->lease);
 	wh_registry_record_format(&still, json);
-	return redis_ask(redis, 6, (const char *[]){ "EVAL", script, "1", key, json, lease }, out);
+	return redis_ask(redis, 7, (const char *[]){ "EVAL", script, "1", key, json, lease, old },
+			 out);
 }
 
 static int redis_claim(void *backend, const struct wh_registry_record *record,
-		       struct wh_registry_record *holder)
+		       const struct wh_registry_record *dead, struct wh_registry_record *holder)
 {
 	struct redis *redis = backend;
 	redisReply *reply = NULL;
-	int error = redis_eval(redis, CLAIM, record, &reply);
+	int error = redis_eval(redis, CLAIM, record, dead, &reply);
 
 	if (error)
 		return error;
@@ -289,7 +295,7 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 {
 	struct redis *redis = backend;
 	redisReply *reply = NULL;
-	int error = redis_eval(redis, KEEP, record, &reply);
+	int error = redis_eval(redis, KEEP, record, NULL, &reply);
 
 	if (error)
 		return error;
@@ -306,7 +312,7 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 static int redis_release(void *backend, const struct wh_registry_record *record)
 {
 	redisReply *reply = NULL;
-	int error = redis_eval(backend, RELEASE, record, &reply);
+	int error = redis_eval(backend, RELEASE, record, NULL, &reply);
 
 	if (!error)
 		freeReplyObject(reply);

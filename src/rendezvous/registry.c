@@ -204,6 +204,24 @@ static void registry_contend(struct wh_registry *registry, const struct wh_regis
 	registry->renew_at = now + registry->lease;
 }
 
+/* Claim the name, if need be from an engine whose process has ended: its lease proves nothing more.
+ */
+static int registry_claim(struct wh_registry *registry, struct wh_registry_record *holder)
+{
+	const struct wh_registry_ops *ops = registry->ops;
+	struct wh_registry_record dead;
+	int error = ops->claim(registry->backend, &registry->self, NULL, holder);
+
+	if (error != -EEXIST || !wh_process_has_ended(&holder->process))
+		return error;
+	dead = *holder;
+	wh_log_line(&registry->log, WH_LOG_INFO, "registry",
+		    "%s: %s is registered for process %" PRId64
+		    ", which has ended: taking the name over",
+		    registry->shown, registry->self.name, dead.process.pid);
+	return ops->claim(registry->backend, &registry->self, &dead, holder);
+}
+
 static void registry_renew(struct wh_registry *registry)
 {
 	struct wh_registry_record holder = { .lease = 0 };
@@ -219,7 +237,7 @@ static void registry_renew(struct wh_registry *registry)
 	}
 	/* keep() does not return the record of the engine that has the name. */
 	if (error == -ENOENT || error == -EEXIST)
-		error = registry->ops->claim(registry->backend, &registry->self, &holder);
+		error = registry_claim(registry, &holder);
 	registry_learn(registry, error);
 	if (error == -EEXIST) {
 		registry_contend(registry, &holder);
@@ -497,6 +515,7 @@ static int registry_new(const struct wh_registry_options *options, struct wh_reg
 	registry->lease = options->lease * WH_MS;
 	registry->self = options->self;
 	registry->self.lease = options->lease;
+	wh_process_identify(&registry->self.process);
 	registry->log = options->log;
 	registry->backoff = BACKOFF_FIRST;
 	registry->settled = !*options->self.name;

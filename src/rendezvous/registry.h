@@ -18,6 +18,7 @@
 #include "util/error.h"
 #include "util/list.h"
 #include "util/log.h"
+#include "util/process.h"
 
 #define WH_REGISTRY_NAME_MAX 64 /* with the NUL, as WH_NAME_MAX */
 #define WH_REGISTRY_ADDRESS_MAX 96 /* with the NUL: "[fe80::1%eth0]:40123" */
@@ -28,13 +29,16 @@
 /* ---- records ------------------------------------------------------------------------------- */
 
 /* An engine's record. As JSON: {"schema": 1, "name": "node7", "epoch": "0123456789abcdef",
- * "address": "10.0.0.7:7000", "lease_ms": 10000, "beat": 3}. */
+ * "address": "10.0.0.7:7000", "lease_ms": 10000, "beat": 3, "process": {"space":
+ * "0123456789abcdef", "pid": 4711, "start": 81540}}. Without a process: it is not known, or the
+ * engine is of an earlier version. */
 struct wh_registry_record {
 	char name[WH_REGISTRY_NAME_MAX];
 	char address[WH_REGISTRY_ADDRESS_MAX]; /* HOST:PORT */
 	uint64_t epoch;
 	int64_t lease; /* ms */
 	uint64_t beat; /* counts renewals, for servers without leases */
+	struct wh_process process;
 };
 
 /* In the module. The record must name the engine `wanted`; NULL: any. 0, or -EINVAL, whose text
@@ -86,9 +90,10 @@ struct wh_registry_ops {
 	int (*open)(const struct wh_registry_setup *setup, void **out);
 	void (*close)(void *backend);
 	/* Write the record under its name, with its lease, unless a live engine of another epoch
-	 * has the name: -EEXIST, with that engine's record in *holder. */
+	 * has the name: -EEXIST, with that engine's record in *holder. `dead`: a record that has
+	 * been found there before and may be replaced although its lease runs; NULL: none. */
 	int (*claim)(void *backend, const struct wh_registry_record *record,
-		     struct wh_registry_record *holder);
+		     const struct wh_registry_record *dead, struct wh_registry_record *holder);
 	/* Renew the lease. -ENOENT: it has expired, or the registry has lost it; -EEXIST: another
 	 * engine has the name. */
 	int (*keep)(void *backend, const struct wh_registry_record *record);
@@ -104,7 +109,7 @@ struct wh_registry_ops {
 };
 
 /* What the module's function wh_registry_module() returns. */
-#define WH_REGISTRY_MODULE 1
+#define WH_REGISTRY_MODULE 2
 struct wh_registry_module {
 	uint32_t version; /* WH_REGISTRY_MODULE */
 	const struct wh_registry_ops *const *ops; /* ended by NULL */
@@ -129,7 +134,8 @@ struct wh_registry_options {
 };
 
 /* Connect and register. Blocks until the registry has answered; if the name belongs to another
- * epoch, until that engine's lease has expired or it has renewed it. 0, -EINVAL (the URL or the
+ * epoch, until that engine's lease has expired or it has renewed it. An engine whose process has
+ * ended on this host is not waited for. 0, -EINVAL (the URL or the
  * name), -EEXIST (the name is taken), -ELIBACC (the module cannot be opened), -ENOMEM, or a
  * backend's error. */
 int wh_registry_open(const struct wh_registry_options *options, struct wh_registry **out);

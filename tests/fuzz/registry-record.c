@@ -26,5 +26,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	check(!wh_registry_record_parse(json, length, record.name, &again));
 	check(!strcmp(record.address, again.address) && record.epoch == again.epoch &&
 	      record.lease == again.lease && record.beat == again.beat);
+	check(!memcmp(&record.process, &again.process, sizeof(again.process)));
 	return 0;
 }

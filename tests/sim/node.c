@@ -8,12 +8,16 @@ static struct node nodes[NODES];
 static int count;
 static int newest[SIM_HOSTS]; /* plus one; 0: none */
 static bool power_failed[SIM_HOSTS];
+static unsigned boots[SIM_HOSTS];
 
 int sim_node_new(int host)
 {
 	if (count == NODES)
 		sim_die("more than %d nodes", NODES);
-	nodes[count] = (struct node){ .host = host, .alive = true, .next_port = 40000 };
+	boots[host] += power_failed[host];
+	nodes[count] = (struct node){
+		.host = host, .boot = boots[host], .alive = true, .next_port = 40000
+	};
 	power_failed[host] = false;
 	newest[host] = ++count;
 	return count - 1;

@@ -15,6 +15,7 @@
 
 struct entry {
 	struct wh_registry_record record;
+	int node; /* whose record it is */
 	int64_t until; /* its lease; 0: none has the name */
 	int64_t changed; /* when those who wait hear of it */
 };
@@ -108,6 +109,7 @@ static void entry_write(struct entry *entry, const struct wh_registry_record *re
 		entry->changed = sim_time + (int64_t)sim_draw_world(sim_chance(50) ? 10 * SIM_SEC :
 										     10 * SIM_MS);
 	entry->record = *record;
+	entry->node = node_self();
 	entry->until = sim_time + record->lease * SIM_MS;
 }
 
@@ -129,17 +131,19 @@ static void backend_close(void *backend)
 }
 
 static int backend_claim(void *backend, const struct wh_registry_record *record,
-			 struct wh_registry_record *holder)
+			 const struct wh_registry_record *dead, struct wh_registry_record *holder)
 {
 	struct entry *entry = entry_find(record->name);
 	int error = travel(backend);
 
 	if (error)
 		return error;
-	if (entry_is_held(entry, record)) {
+	if (entry_is_held(entry, record) && !(dead && entry->record.epoch == dead->epoch)) {
 		*holder = entry->record;
 		error = fails(-EEXIST, "the name is taken");
 	} else {
+		if (entry_is_held(entry, record) && process_runs(entry->node))
+			sim_fail("name", "%s is taken from an engine that lives", record->name);
 		entry_write(entry, record);
 	}
 	sim_trace("registry: claim %s: %d", record->name, error);

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "calls.h"
+#include "util/process.h"
 #include "world.h"
 
 #define PID_FIRST 1000
@@ -322,9 +323,29 @@ static int node_with_pid(pid_t pid)
 		       -1;
 }
 
-static bool process_runs(int node)
+bool process_runs(int node)
 {
 	return node_of(node)->alive && !node_of(node)->exited;
+}
+
+/* These two in place of libwherry's own, which the build makes weak: each host, each time that its
+ * power is back, is a space of its own. */
+static uint64_t process_space(int node)
+{
+	return (uint64_t)node_of(node)->host << 32 | (node_of(node)->boot + 1);
+}
+
+void wh_process_identify(struct wh_process *out)
+{
+	int self = node_self();
+
+	*out = (struct wh_process){ process_space(self), node_pid(self), 1 };
+}
+
+bool wh_process_has_ended(const struct wh_process *process)
+{
+	return process->space == process_space(node_self()) &&
+	       !process_runs((int)process->pid - PID_FIRST);
 }
 
 static uint32_t process_events(const struct descriptor *descriptor)

@@ -96,6 +96,7 @@ void hash_bytes(const void *bytes, size_t length);
 
 struct node {
 	int host;
+	unsigned boot; /* of the host: how often its power had failed */
 	bool alive;
 	bool exited; /* its program has ended by itself */
 	int64_t stalled_until, stalled_total, descriptors_until, memory_until;
@@ -113,6 +114,7 @@ int node_self(void); /* of the running thread; -1: none */
 int node_at(int host); /* the newest; -1: none */
 bool node_is_down(int host); /* its power has failed */
 pid_t node_pid(int node);
+bool process_runs(int node);
 bool node_lacks_descriptors(void);
 void node_changed(int id); /* whoever polls there looks again */
 

@@ -225,6 +225,7 @@ static void record__there_and_back(void **state)
 		.epoch = 0xfedcba9876543210,
 		.lease = 3600000,
 		.beat = 42,
+		.process = { 0x0123456789abcdef, INT32_MAX, INT64_MAX },
 	};
 	struct wh_registry_record got;
 	char json[WH_REGISTRY_RECORD_MAX];
@@ -237,11 +238,18 @@ static void record__there_and_back(void **state)
 	assert_true(got.epoch == record.epoch);
 	assert_int_equal(got.lease, record.lease);
 	assert_int_equal(got.beat, record.beat);
+	assert_true(got.process.space == record.process.space);
+	assert_int_equal(got.process.pid, record.process.pid);
+	assert_int_equal(got.process.start, record.process.start);
 }
 
 #define RECORD(schema, name, epoch, address, lease)                                                \
 	"{\"schema\": " schema ", \"name\": " name ", \"epoch\": " epoch ", \"address\": " address \
 	", \"lease_ms\": " lease ", \"more\": []}"
+#define PROCESS(space, pid, start)                                                                 \
+	RECORD("1", "\"n\"", EPOCH, "\"h:1\"",                                                     \
+	       "1, \"process\": {\"space\": \"" space "\", \"pid\": " pid ", \"start\": " start    \
+	       "}")
 #define EPOCH "\"0123456789abcdef\""
 
 static void record__wrong(void **state)
@@ -269,6 +277,11 @@ static void record__wrong(void **state)
 		{ RECORD("1", "\"n\"", EPOCH, "\"h:1\"", "3600001"), "lease_ms" },
 		{ RECORD("1", "\"n\"", EPOCH, "\"h:1\"", "1.5"), "not an engine's" },
 		{ RECORD("1", "\"n\"", EPOCH, "\"h:1\"", "99999999999999999999"), "no JSON" },
+		{ RECORD("1", "\"n\"", EPOCH, "\"h:1\"", "1, \"process\": 7"), "not an engine's" },
+		{ PROCESS("123", "1", "1"), "process" },
+		{ PROCESS("0123456789abcdef", "0", "1"), "process" },
+		{ PROCESS("0123456789abcdef", "2147483648", "1"), "process" },
+		{ PROCESS("0123456789abcdef", "1", "0"), "process" },
 	};
 	struct wh_registry_record record = { .epoch = 99 };
 	char longest[WH_REGISTRY_RECORD_MAX + 2];
@@ -285,6 +298,10 @@ static void record__wrong(void **state)
 	assert_true(record.epoch == 99);
 	assert_int_equal(parse(RECORD("1", "\"n\"", EPOCH, "\"h:1\"", "1"), &record), 0);
 	assert_int_equal(record.beat, 0);
+	/* An engine of an earlier version. */
+	assert_int_equal(record.process.pid, 0);
+	assert_int_equal(parse(PROCESS("0123456789abcdef", "4711", "5"), &record), 0);
+	assert_int_equal(record.process.pid, 4711);
 }
 
 int main(void)

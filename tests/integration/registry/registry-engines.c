@@ -77,15 +77,21 @@ static int open_engine(const struct server *server, const char *name, struct wh_
 	return open_engine_for(server, name, LEASE, out);
 }
 
-static struct child *start_node(const struct server *server, const char *name)
+static struct child *start_node_for(const struct server *server, const char *name,
+				    const char *lease)
 {
 	const struct child_options options = {
 		.listen = "127.0.0.1:0",
 		.name = name,
-		.config = { server->setting, LEASE },
+		.config = { server->setting, lease },
 	};
 
 	return child_start(&options);
+}
+
+static struct child *start_node(const struct server *server, const char *name)
+{
+	return start_node_for(server, name, LEASE);
 }
 
 static uint64_t epoch_of(struct wh_peer *peer)
@@ -177,10 +183,12 @@ static void name__taken(void **state)
 	struct wh_peer *peer;
 	struct child *child;
 
+	forget_lines();
 	server_start(&server, *state, NULL);
 	child = start_node(&server, "node7");
 	want_text(-EEXIST, "the name \"node7\" is taken", open_engine(&server, "node7", &engine));
 	want_true(!engine, "it was given all the same");
+	want_true(!was_logged("taking the name over"), "%s", logged);
 	sleep_ms(2 * LEASE_MS);
 	want(0, open_engine(&server, "node8", &engine));
 	peer = open_peer(engine, "wherry://node7", 0);
@@ -243,6 +251,30 @@ static void killed__name_goes_to_another(void **state)
 	while (wh_peer_open(engine, "wherry://node7", NULL, &peer) != gone && now() < end)
 		sleep_ms(50);
 	want_text(gone, "node7", wh_peer_open(engine, "wherry://node7", NULL, &peer));
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
+/* The lease of a killed engine still runs, but its process has ended on this host: its name goes to
+ * another at once. */
+static void killed__lease_not_waited_for(void **state)
+{
+	struct wh_engine *engine = NULL;
+	struct wh_peer *peer;
+	struct server server;
+	struct child *child;
+	int64_t begun;
+
+	forget_lines();
+	server_start(&server, *state, NULL);
+	child = start_node_for(&server, "node7", "lease=60000");
+	child_kill(child);
+	begun = now();
+	want(0, open_engine_for(&server, "node7", "lease=60000", &engine));
+	want_true(now() - begun < 30 * SECOND, "the lease was waited for");
+	want_true(was_logged("taking the name over"), "%s", logged);
+	peer = open_peer(engine, "wherry://node7", 0);
+	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
 	server_stop(&server);
 }
@@ -657,6 +689,7 @@ int main(int argc, char **argv)
 		TEST_EVERY_SERVER(name__taken),
 		TEST_ON(name__not_given, wherry),
 		TEST_EVERY_SERVER(killed__name_goes_to_another),
+		TEST_EVERY_SERVER(killed__lease_not_waited_for),
 		TEST_EVERY_SERVER(registry__killed_and_started_again),
 		TEST_EVERY_SERVER(registry__stopped),
 		TEST_ON(registry__backs_off, redis),
