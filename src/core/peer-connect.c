@@ -213,20 +213,25 @@ void wh_peer_cut(struct wh_peer *peer)
 	wh_loop_call(peer_loop(peer), peer_cut, peer);
 }
 
-/* Send a ping; a peer that was silent for the whole timeout is lost. */
+/* Send a ping; a peer that was silent for the whole timeout, or left a question unanswered, is
+ * lost.
+ */
 static void peer_beat(struct wh_timer *timer)
 {
 	struct wh_peer *peer = wh_container(timer, struct wh_peer, heartbeat);
 	uint8_t bytes[8];
 	int64_t now = wh_now();
 
-	if (now - peer->heard > peer_timeout(peer)) {
+	if (now - peer->heard > peer_timeout(peer) ||
+	    wh_question_is_late(peer, now - peer_timeout(peer))) {
 		peer_silent(peer);
 		return;
 	}
 	wh_put64(bytes, (uint64_t)now);
-	if (peer->listed) /* not during the handshake */
+	if (peer->listed) { /* not during the handshake */
+		wh_question_pinged(peer, now);
 		wh_control_send(&peer->control, WH_FRAME_PING, 0, bytes, sizeof(bytes));
+	}
 	wh_timer_set(peer_loop(peer), timer, now + peer_beat_interval(peer));
 }
 
@@ -283,6 +288,7 @@ static void peer_greet(struct wh_peer *peer, int fd)
 	int error = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, &peer->hello);
 
 	peer->heard = wh_now();
+	peer->ping = 0;
 	peer->proved = false;
 	if (!error && secure && !channel)
 		error = -ENOMEM;

@@ -293,7 +293,7 @@ int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, cons
 	case WH_FRAME_ABORTED:
 		return peer_confirm_abort(peer, payload, frame->length);
 	case WH_FRAME_PONG:
-		return 0;
+		return frame->length == 8 ? wh_question_ponged(peer, wh_get64(payload)) : -EPROTO;
 	default:
 		return peer_transport_frame(peer, frame, payload);
 	}

@@ -128,6 +128,10 @@ struct wh_peer {
 	uint64_t relearned;
 	bool relearns;
 	int64_t heard; /* when the last frame came; on loop 0 */
+	/* The oldest PING without an answer, by its time, or 0; `question_token` then. On loop 0.
+	 */
+	int64_t ping;
+	uint64_t ping_behind;
 
 	pthread_mutex_t probe_lock; /* taken with no other lock held */
 	pthread_mutex_t probed_lock; /* `probed`, `traffic`; taken last */

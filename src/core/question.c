@@ -77,8 +77,10 @@ static size_t question_advance(struct wh_peer *peer, struct wh_asked *asked)
 	size_t from = asked->sent;
 
 	asked->token = ++peer->question_token;
+	asked->most = asked->kind == WH_ASK_NAME ? 1 : question_part(asked->count - from);
+	asked->got = 0;
 	if (asked->kind == WH_ASK_IDS || asked->kind == WH_ASK_ADDRESSES)
-		asked->sent += question_part(asked->count - from);
+		asked->sent += asked->most;
 	return from;
 }
 
@@ -139,17 +141,29 @@ static struct wh_asked *question_find(struct wh_peer *peer, uint64_t token)
 	return NULL;
 }
 
-/* Keep a region of the answer to a list. */
-static void question_list(struct wh_peer *peer, uint64_t token,
+/* Count a region of an answer, and keep it if that is a list. -EPROTO: it is one too many. */
+static int question_count(struct wh_peer *peer, uint64_t token,
 			  const struct wh_region_record *record)
 {
 	struct wh_asked *asked;
+	int error = 0;
 
 	pthread_mutex_lock(&peer->lock);
 	asked = question_find(peer, token);
-	if (asked && asked->kind == WH_ASK_LIST && asked->found < asked->count)
+	if (asked && ++asked->got > asked->most)
+		error = -EPROTO;
+	else if (asked && asked->kind == WH_ASK_LIST)
 		wh_remote_from_record(&asked->out[asked->found++], record);
 	pthread_mutex_unlock(&peer->lock);
+	return error;
+}
+
+/* Can a list go on at `next`? It has an end: the cursor counts the entries of the owner's table,
+ * and a page before the last is full. */
+static bool question_goes_on(const struct wh_asked *asked, uint64_t next)
+{
+	return next > asked->cursor && next - asked->cursor >= asked->got &&
+	       !(next >> WH_REGION_TABLE_INDEX_BITS) && asked->got == asked->most;
 }
 
 /* An answer is complete: send the next part, or end the question. */
@@ -161,9 +175,7 @@ static int question_part_answered(struct wh_peer *peer, uint64_t token, uint64_t
 
 	pthread_mutex_lock(&peer->lock);
 	asked = question_find(peer, token);
-	/* A list has an end: its cursor counts the entries of the owner's table. */
-	if (asked && asked->kind == WH_ASK_LIST && next &&
-	    (next <= asked->cursor || next >> WH_REGION_TABLE_INDEX_BITS))
+	if (asked && asked->kind == WH_ASK_LIST && next && !question_goes_on(asked, next))
 		error = -EPROTO;
 	else if (asked && asked->sent < asked->count && asked->kind != WH_ASK_LIST) {
 		from = question_advance(peer, asked);
@@ -216,17 +228,54 @@ int wh_question_answered(struct wh_peer *peer, const struct wh_frame *frame, con
 	if (!question_was_asked(peer, token))
 		return -EPROTO;
 	while ((got = wh_region_decode(&at, end, &record)) == 1) {
-		error = wh_remote_add(peer, &record);
+		error = token ? question_count(peer, token, &record) : 0;
+		if (!error)
+			error = wh_remote_add(peer, &record);
 		if (error)
 			return error;
-		if (token)
-			question_list(peer, token, &record);
 	}
 	if (got < 0 || !(frame->flags & WH_FRAME_LAST))
 		return got;
 	if (token)
 		return question_part_answered(peer, token, next);
 	return peer->relearns ? wh_question_relearn(peer) : 1;
+}
+
+/* ---- answers that do not come; on loop 0 ----------------------------------------------------- */
+
+/* Does a question wait that was sent before peer.ping? */
+static bool question_waits(struct wh_peer *peer)
+{
+	bool waits = false;
+
+	pthread_mutex_lock(&peer->lock);
+	for (struct wh_list *l = peer->questions.next; l != &peer->questions; l = l->next)
+		waits |= wh_container(l, struct wh_asked, link)->token <= peer->ping_behind;
+	pthread_mutex_unlock(&peer->lock);
+	return waits;
+}
+
+void wh_question_pinged(struct wh_peer *peer, int64_t now)
+{
+	if (peer->ping)
+		return;
+	peer->ping = now;
+	pthread_mutex_lock(&peer->lock);
+	peer->ping_behind = peer->question_token;
+	pthread_mutex_unlock(&peer->lock);
+}
+
+int wh_question_ponged(struct wh_peer *peer, uint64_t number)
+{
+	if (!peer->ping || number != (uint64_t)peer->ping)
+		return 0;
+	peer->ping = 0;
+	return question_waits(peer) ? -EPROTO : 0;
+}
+
+bool wh_question_is_late(struct wh_peer *peer, int64_t since)
+{
+	return peer->ping && peer->ping < since && question_waits(peer);
 }
 
 void wh_questions_fail(struct wh_peer *peer, int error)

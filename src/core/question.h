@@ -33,6 +33,7 @@ struct wh_asked {
 	struct wh_list link; /* peer.questions, until it has ended */
 	uint64_t token; /* of the part sent last */
 	size_t sent; /* ids or ranges, with that part */
+	uint32_t most, got; /* regions in the answer to that part */
 	size_t found; /* LIST: regions in `out` */
 	bool ended;
 	int error;
@@ -52,6 +53,13 @@ int wh_question_relearn(struct wh_peer *peer);
  * known again; or a negative errno. */
 int wh_question_answered(struct wh_peer *peer, const struct wh_frame *frame,
 			 const uint8_t *payload);
+/* An owner answers in order: the PONG of a PING comes behind the answers to the questions that were
+ * sent before that PING. On loop 0, all three. A PING is about to be sent, with `now`. */
+void wh_question_pinged(struct wh_peer *peer, int64_t now);
+/* Its PONG. 0, or -EPROTO: a question has no answer, and gets none any more. */
+int wh_question_ponged(struct wh_peer *peer, uint64_t number);
+/* Does a question wait behind which a PING was sent before `since`? */
+bool wh_question_is_late(struct wh_peer *peer, int64_t since);
 /* The peer is lost: end all questions. On loop 0. */
 void wh_questions_fail(struct wh_peer *peer, int error);
 

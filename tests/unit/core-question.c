@@ -169,7 +169,7 @@ static void ask__name_and_ranges(void **state)
 	link_close(&link);
 }
 
-/* A list takes no more regions than there is room for, and keeps the cursor of its end. */
+/* A page of a list, in two frames, and the cursor of its end. */
 static void ask__list(void **state)
 {
 	struct wh_remote out[3] = { { 0 } };
@@ -185,7 +185,7 @@ static void ask__list(void **state)
 	assert_int_equal(question.cursor, 17);
 	assert_int_equal(answer(&link, question.token, 0, 0, 1, 0), 0);
 	assert_int_equal(asked.found, 1);
-	assert_int_equal(answer(&link, question.token, 23, 1, 2, WH_FRAME_LAST), 0);
+	assert_int_equal(answer(&link, question.token, 23, 1, 1, WH_FRAME_LAST), 0);
 	assert_int_equal(asked.found, 2);
 	assert_int_equal(out[1].id, PEER_REGION(1));
 	assert_int_equal(out[2].id, 0);
@@ -195,13 +195,18 @@ static void ask__list(void **state)
 	link_close(&link);
 }
 
-/* The cursor of a list grows, and has a bound: an owner cannot make it endless. */
+/* A list has an end: its cursor grows by what is on the page, which is full, and has a bound. */
 static void ask__list_without_end(void **state)
 {
-	static const uint64_t wrong[] = { 1, 16, 17, UINT64_C(1) << 22, UINT64_MAX };
+	static const struct {
+		uint64_t next;
+		unsigned regions;
+	} wrong[] = { { 1, 2 },          { 16, 2 },  { 17, 2 }, { UINT64_C(1) << 22, 2 },
+		      { UINT64_MAX, 2 }, { 18, 0 },  { 18, 1 }, { 18, 2 },
+		      { 1000, 0 },       { 1000, 1 } };
 
 	(void)state;
-	for (unsigned i = 0; i < 5; i++) {
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
 		struct wh_remote out[2] = { { 0 } };
 		struct wh_asked asked = {
 			.kind = WH_ASK_LIST, .count = 2, .out = out, .cursor = 17
@@ -211,13 +216,70 @@ static void ask__list_without_end(void **state)
 
 		assert_int_equal(wh_question_ask(link.peer, &asked), 0);
 		question = lookup(&link, 2, 0);
-		assert_int_equal(answer(&link, question.token, wrong[i], 0, 1, WH_FRAME_LAST),
+		assert_int_equal(answer(&link, question.token, wrong[i].next, 0, wrong[i].regions,
+					WH_FRAME_LAST),
 				 -EPROTO);
 		assert_false(asked.ended);
 		wh_questions_fail(link.peer, -ECONNRESET);
 		assert_int_equal(asked.cursor, 17);
 		link_close(&link);
 	}
+}
+
+/* No answer has more regions than were asked for, in however many frames. */
+static void answered__too_many(void **state)
+{
+	const struct wh_range range = { 4096, 5, WH_ACCESS_READ };
+	struct wh_remote out[3] = { { 0 } };
+	struct wh_asked asked[] = { { .kind = WH_ASK_LIST, .count = 2, .out = out },
+				    { .kind = WH_ASK_NAME, .name = "weights" },
+				    { .kind = WH_ASK_ADDRESSES, .ranges = &range, .count = 1 },
+				    asked_ids(2) };
+
+	(void)state;
+	for (unsigned i = 0; i < sizeof(asked) / sizeof(asked[0]); i++) {
+		unsigned most = i == 0 || i == 3 ? 2 : 1;
+		struct link link = peer_link("far");
+		uint64_t token;
+
+		assert_int_equal(wh_question_ask(link.peer, &asked[i]), 0);
+		token = asked[i].token;
+		assert_int_equal(answer(&link, token, 0, 0, most, 0), 0);
+		assert_int_equal(answer(&link, token, 0, most, 1, WH_FRAME_LAST), -EPROTO);
+		assert_int_equal(wh_region_table_count(&link.peer->regions), most);
+		assert_false(asked[i].ended);
+		wh_questions_fail(link.peer, -ECONNRESET);
+		assert_int_equal(out[2].id, 0);
+		link_close(&link);
+	}
+}
+
+/* The PONG comes behind the answers to what was asked before its PING. */
+static void pong__before_the_answer(void **state)
+{
+	struct wh_asked first = asked_ids(1), second = asked_ids(1);
+	struct link link = peer_link("far");
+
+	(void)state;
+	assert_int_equal(wh_question_ponged(link.peer, 0), 0);
+	wh_question_pinged(link.peer, 10);
+	assert_int_equal(wh_question_ask(link.peer, &first), 0);
+	wh_question_pinged(link.peer, 20);
+	assert_false(wh_question_is_late(link.peer, 100));
+	assert_int_equal(wh_question_ponged(link.peer, 10), 0);
+	wh_question_pinged(link.peer, 30);
+	assert_int_equal(wh_question_ask(link.peer, &second), 0);
+	assert_false(wh_question_is_late(link.peer, 30));
+	assert_true(wh_question_is_late(link.peer, 31));
+	assert_int_equal(wh_question_ponged(link.peer, 20), 0);
+	assert_int_equal(wh_question_ponged(link.peer, 30), -EPROTO);
+	wh_question_pinged(link.peer, 40);
+	assert_int_equal(answer(&link, first.token, 0, 0, 1, WH_FRAME_LAST), 0);
+	assert_true(wh_question_is_late(link.peer, 41));
+	assert_int_equal(answer(&link, second.token, 0, 1, 1, WH_FRAME_LAST), 0);
+	assert_false(wh_question_is_late(link.peer, 41));
+	assert_int_equal(wh_question_ponged(link.peer, 40), 0);
+	link_close(&link);
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
@@ -332,10 +394,12 @@ static void relearn__in_parts(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(ask__in_parts),        TEST(ask__not_connected),  TEST(ask__no_memory),
-		TEST(ask__name_and_ranges), TEST(ask__list),           TEST(ask__list_without_end),
-		TEST(answered__wrong),      TEST(answered__withdrawn), TEST(fail__all),
-		TEST(relearn__in_parts),
+		TEST(ask__in_parts),      TEST(ask__not_connected),
+		TEST(ask__no_memory),     TEST(ask__name_and_ranges),
+		TEST(ask__list),          TEST(ask__list_without_end),
+		TEST(answered__too_many), TEST(pong__before_the_answer),
+		TEST(answered__wrong),    TEST(answered__withdrawn),
+		TEST(fail__all),          TEST(relearn__in_parts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -55,6 +55,26 @@ static void command__nothing_moves(void **state)
 	impostor_stop(&me);
 }
 
+/* An owner that answers pings and no look-up, or look-ups without an end, has broken the protocol:
+ * whoever waits for its answer ends. */
+static void command__looks_up(void **state)
+{
+	(void)state;
+	harness_limit(SCALE(90, 300));
+	for (enum looked_up how = LOOKED_UP_NEVER; how <= LOOKED_UP_EMPTY; how++) {
+		struct impostor me = { .answer = ANSWER_NEVER, .looked_up = how };
+		char region[80];
+
+		impostor_start(&me);
+		snprintf(region, sizeof(region), "%s/other", me.url);
+		want_stall(&me, NULL, 69, "broke the protocol", ARGUMENTS("ls", me.url));
+		if (how == LOOKED_UP_NEVER)
+			want_stall(&me, NULL, 69, "broke the protocol",
+				   ARGUMENTS("copy", region, "/dev/null"));
+		impostor_stop(&me);
+	}
+}
+
 /* A region too large for any file is refused before a byte is written. */
 static void command__region_too_large(void **state)
 {
@@ -135,6 +155,7 @@ static const struct route needs_unnamed = { .name = "unnamed", .missing = unname
 
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(command__nothing_moves, needs_command),
+	TEST_NEEDS(command__looks_up, needs_command),
 	TEST_NEEDS(command__region_too_large, needs_command),
 	TEST_NEEDS(command__interrupted, needs_command),
 	TEST_NEEDS(command__interrupted_named, needs_refusals),

@@ -86,7 +86,19 @@ static bool impostor_handle_proof(struct impostor *me, nfds_t i)
 	return true;
 }
 
-static bool impostor_handle_frame(int fd)
+static void impostor_look_up(const struct impostor *me, int fd, const uint8_t *bytes, int length)
+{
+	uint8_t answer[WH_REGIONS_HEAD];
+	struct wh_question question;
+
+	if (me->looked_up == LOOKED_UP_NEVER ||
+	    wh_question_decode(bytes, (size_t)length, &question))
+		return;
+	wh_put64(wh_put64(answer, question.token), question.cursor + 1);
+	raw_send_frame(fd, WH_FRAME_REGIONS, WH_FRAME_LAST, answer, sizeof(answer));
+}
+
+static bool impostor_handle_frame(const struct impostor *me, int fd)
 {
 	uint8_t bytes[WH_NOTIFICATION_MAX + 16];
 	struct wh_frame frame;
@@ -96,6 +108,8 @@ static bool impostor_handle_frame(int fd)
 		return false;
 	if (frame.type == WH_FRAME_PING)
 		raw_send_frame(fd, WH_FRAME_PONG, 0, bytes, (size_t)length);
+	if (frame.type == WH_FRAME_LOOKUP)
+		impostor_look_up(me, fd, bytes, length);
 	if (frame.type == WH_FRAME_ABORT)
 		raw_send_frame(fd, WH_FRAME_ABORTED, 0, bytes, (size_t)length);
 	return true;
@@ -203,7 +217,7 @@ static bool impostor_serve(struct impostor *me, nfds_t i)
 	case 0:
 		return impostor_handle_hello(me, i);
 	case WH_ROLE_CONTROL:
-		return impostor_handle_frame(me->fds[i].fd);
+		return impostor_handle_frame(me, me->fds[i].fd);
 	case WH_ROLE_DATA:
 		return impostor_handle_request(me, me->fds[i].fd);
 	default:

@@ -38,11 +38,18 @@ enum answer {
 	ANSWER_END,
 };
 
+/* The answers to LOOKUP. */
+enum looked_up {
+	LOOKED_UP_NEVER,
+	LOOKED_UP_EMPTY, /* pages of no region, each a step behind the one before */
+};
+
 struct impostor {
 	char url[64]; /* set by impostor_start() */
 
 	/* What it does wrong; set before impostor_start(). */
 	enum answer answer; /* to requests */
+	enum looked_up looked_up;
 	/* Sent in place of the WELCOME and the region list; NULL: send those. */
 	const void *greeting;
 	size_t greeting_length;
