@@ -16,26 +16,16 @@
 #include "dir/beneath.h"
 #include "dir/message.h"
 #include "engine.h"
+#include "serve/answers.h"
 #include "serve/requests.h"
 #include "serve/room.h"
 #include "serve/withdraw.h"
 #include "util/clock.h"
 
 #define REQUESTS_MAX 256
-#define ANSWERS_MAX 256
-#define ANSWERS_BYTES (UINT64_C(256) << 20)
 /* What a client that was killed has left open is closed after so long without a sign of it. */
 #define HANDLE_IDLE (900 * WH_SECOND)
-#define ANSWER_IDLE (600 * WH_SECOND)
 #define TICK (5 * WH_SECOND)
-/* Between two looks whether a region has been let go of, at first and at most. */
-#define PAUSE_FIRST (WH_MS / 10)
-#define PAUSE_MOST (100 * WH_MS)
-
-/* A region that is being withdrawn. */
-struct leaving {
-	int64_t pause, again; /* ns until the next look; when it is due */
-};
 
 /* A file that is open for a client. */
 struct handle {
@@ -48,24 +38,6 @@ struct handle {
 	char *path; /* of a file that is written; else NULL */
 	int64_t used;
 	struct leaving leaving;
-};
-
-/* An answer that is waiting to be read. */
-struct answer {
-	struct answer *next;
-	uint8_t token[DIR_TOKEN];
-	uint8_t *data;
-	size_t size;
-	struct wh_region *region;
-	int64_t made;
-	struct leaving leaving;
-};
-
-/* Answers of one kind. */
-struct answers {
-	struct answer *first; /* the newest */
-	size_t count;
-	uint64_t bytes;
 };
 
 struct directory {
@@ -85,7 +57,6 @@ struct dir_server {
 	size_t handle_count; /* of both */
 	struct room room; /* for handles */
 	struct answers answers;
-	struct answers leaving; /* the same */
 	struct requests requests;
 };
 
@@ -108,19 +79,6 @@ static uint64_t random_number(void)
 }
 
 /* ---- files that are open --------------------------------------------------------------------- */
-
-/* Withdraw the region until then. False: somebody has not let go of it; look again later. */
-static bool region_leave(struct wh_region **region, struct leaving *leaving, int64_t until)
-{
-	if (region_withdraw(*region, until)) {
-		if (leaving->pause < PAUSE_MOST)
-			leaving->pause = leaving->pause ? 2 * leaving->pause : PAUSE_FIRST;
-		leaving->again = wh_now() + leaving->pause;
-		return false;
-	}
-	*region = NULL;
-	return true;
-}
 
 /* `until`: as of region_leave(). False: it stays where it is. */
 static bool handle_free(struct dir_server *server, struct handle **link, int64_t until)
@@ -437,8 +395,6 @@ static int do_make_directory(struct work *work, const struct dir_item *item, str
 	return work->unmade;
 }
 
-static void forget(struct dir_server *server, const struct dir_item *item);
-
 /* 0, or a negative errno; the answer is in `out`. */
 static int do_item(struct work *work, const struct dir_item *item, struct dir_item *out,
 		   uint8_t *extra)
@@ -466,125 +422,13 @@ static int do_item(struct work *work, const struct dir_item *item, struct dir_it
 	case DIR_KEEP:
 		return *handle_find(work, item->handle) ? 0 : -EBADF;
 	default:
-		forget(work->server, item);
+		if (item->size == DIR_TOKEN)
+			answers_forget(&work->server->answers, item->bytes);
 		return 0;
 	}
 }
 
-/* ---- answers --------------------------------------------------------------------------------- */
-
-static void answer_add(struct answers *answers, struct answer *answer)
-{
-	answer->next = answers->first;
-	answers->first = answer;
-	answers->count++;
-	answers->bytes += answer->size;
-}
-
-static struct answer *answer_take(struct answers *answers, struct answer **link)
-{
-	struct answer *answer = *link;
-
-	*link = answer->next;
-	answers->count--;
-	answers->bytes -= answer->size;
-	return answer;
-}
-
-/* `until`: as of region_leave(). False: it stays where it is. */
-static bool answer_free(struct answers *answers, struct answer **link, int64_t until)
-{
-	struct answer *answer = *link;
-
-	if (!region_leave(&answer->region, &answer->leaving, until))
-		return false;
-	answer_take(answers, link);
-	free(answer->data);
-	free(answer);
-	return true;
-}
-
-/* Nobody finds it any more. False: too many are still held, and it stays. */
-static bool answer_drop(struct dir_server *server, struct answer **link)
-{
-	if (answer_free(&server->answers, link, 0))
-		return true;
-	if (server->leaving.count >= ANSWERS_MAX || server->leaving.bytes >= ANSWERS_BYTES)
-		return false;
-	answer_add(&server->leaving, answer_take(&server->answers, link));
-	return true;
-}
-
-static void forget(struct dir_server *server, const struct dir_item *item)
-{
-	struct answer **link = &server->answers.first;
-
-	if (item->size != DIR_TOKEN)
-		return;
-	while (*link && memcmp((*link)->token, item->bytes, DIR_TOKEN) != 0)
-		link = &(*link)->next;
-	if (*link)
-		answer_drop(server, link);
-}
-
-static void drop_old(struct dir_server *server, int64_t idle)
-{
-	struct answer **link = &server->answers.first;
-	int64_t now = wh_now();
-
-	while (*link)
-		if (now - (*link)->made < idle || !answer_drop(server, link))
-			link = &(*link)->next;
-}
-
-/* The oldest answers make room: who asked for them has them by now, or has gone. */
-static bool make_room(struct dir_server *server, uint64_t bytes)
-{
-	while (server->answers.first && (server->answers.count >= ANSWERS_MAX ||
-					 server->answers.bytes + bytes > ANSWERS_BYTES)) {
-		struct answer **link = &server->answers.first;
-
-		while ((*link)->next)
-			link = &(*link)->next;
-		if (!answer_drop(server, link))
-			return false;
-	}
-	return true;
-}
-
-/* Publish the answer, which it takes. */
-static int publish(struct dir_server *server, const struct dir_message *request,
-		   struct dir_writer *written)
-{
-	char name[DIR_NAME_ROOM];
-	struct wh_region_options options = {
-		.size = sizeof(options),
-		.name = name,
-		.access = WH_ACCESS_READ,
-	};
-	struct answer *answer;
-	int error;
-
-	if (!make_room(server, written->size))
-		return -ENOBUFS;
-	answer = calloc(1, sizeof(*answer));
-	if (!answer)
-		return -ENOMEM;
-	dir_answer_name(request->token, name);
-	error = wh_region_register(server->engine, written->data, written->size, &options,
-				   &answer->region);
-	if (error) {
-		free(answer);
-		return error;
-	}
-	memcpy(answer->token, request->token, DIR_TOKEN);
-	answer->data = written->data;
-	answer->size = written->size;
-	answer->made = wh_now();
-	answer_add(&server->answers, answer);
-	written->data = NULL;
-	return 0;
-}
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static const struct directory *find_directory(const struct dir_server *server, uint64_t number)
 {
@@ -666,7 +510,8 @@ static bool handle_request(void *owner, const struct request *bytes)
 		fill(&work);
 		error = answer.failed ? -ENOMEM : 0;
 		if (!error && memcmp(request.token, none, DIR_TOKEN) != 0)
-			error = publish(server, &request, &answer);
+			error = answers_publish(&server->answers, server->engine, request.token,
+						&answer);
 		if (error && request_may_note(&server->requests, bytes))
 			note("cannot answer a request for %s: %s", work.directory->served->path,
 			     strerror(-error));
@@ -682,7 +527,6 @@ static bool handle_request(void *owner, const struct request *bytes)
 static int64_t retry(struct dir_server *server, bool all, int64_t until)
 {
 	struct handle **handle = &server->closing;
-	struct answer **answer = &server->leaving.first;
 	int64_t now = wh_now(), next = now + TICK;
 
 	while (*handle) {
@@ -694,24 +538,18 @@ static int64_t retry(struct dir_server *server, bool all, int64_t until)
 			next = leaving->again;
 		handle = &(*handle)->next;
 	}
-	while (*answer) {
-		const struct leaving *leaving = &(*answer)->leaving;
-
-		if ((all || leaving->again <= now) && answer_free(&server->leaving, answer, until))
-			continue;
-		if (leaving->again < next)
-			next = leaving->again;
-		answer = &(*answer)->next;
-	}
+	next = answers_retry(&server->answers, all, until, next);
 	now = wh_now();
 	return next > now ? next - now : 0;
 }
 
 static int64_t server_tick(void *owner)
 {
-	close_idle(owner, HANDLE_IDLE);
-	drop_old(owner, ANSWER_IDLE);
-	return retry(owner, false, 0);
+	struct dir_server *server = owner;
+
+	close_idle(server, HANDLE_IDLE);
+	answers_drop_old(&server->answers);
+	return retry(server, false, 0);
 }
 
 void dir_server_take(struct dir_server *server, const struct wh_notification *note)
@@ -787,12 +625,7 @@ void dir_server_end(struct dir_server *server)
 		return;
 	requests_stop(&server->requests);
 	close_idle(server, 0);
-	while (server->answers.first) {
-		struct answer **link = &server->answers.first;
-
-		if (!answer_free(&server->answers, link, 0))
-			answer_add(&server->leaving, answer_take(&server->answers, link));
-	}
+	answers_end(&server->answers);
 	for (size_t i = 0; i < server->count; i++)
 		if (!region_withdraw(server->directories[i].region, 0))
 			server->directories[i].region = NULL;
@@ -803,7 +636,7 @@ static int withdraw(struct dir_server *server, int64_t until, int code)
 	int error;
 
 	retry(server, true, until);
-	if (server->closing || server->leaving.first)
+	if (server->closing || server->answers.leaving.first)
 		code = engine_undo(code, -EBUSY, "cannot withdraw the files of a directory");
 	for (size_t i = 0; i < server->count; i++) {
 		struct directory *directory = &server->directories[i];

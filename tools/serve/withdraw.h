@@ -4,6 +4,7 @@
 #ifndef TOOLS_SERVE_WITHDRAW_H
 #define TOOLS_SERVE_WITHDRAW_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <wherry/wherry.h>
@@ -16,6 +17,28 @@ static inline int region_withdraw(struct wh_region *region, int64_t until)
 	int64_t left = until - wh_now();
 
 	return wh_region_unregister_for(region, left > 0 ? left : 0);
+}
+
+/* Between two looks whether a region has been let go of, at first and at most. */
+#define LEAVE_FIRST (WH_MS / 10)
+#define LEAVE_MOST (100 * WH_MS)
+
+/* A region that is being withdrawn. */
+struct leaving {
+	int64_t pause, again; /* ns until the next look; when it is due */
+};
+
+/* Withdraw the region until then. False: somebody has not let go of it; look again later. */
+static inline bool region_leave(struct wh_region **region, struct leaving *leaving, int64_t until)
+{
+	if (region_withdraw(*region, until)) {
+		if (leaving->pause < LEAVE_MOST)
+			leaving->pause = leaving->pause ? 2 * leaving->pause : LEAVE_FIRST;
+		leaving->again = wh_now() + leaving->pause;
+		return false;
+	}
+	*region = NULL;
+	return true;
 }
 
 #endif
