@@ -51,10 +51,74 @@ static void may_note__once_for_each_address(void **state)
 	frozen_now = 0;
 }
 
+static struct requests queue_of(size_t most)
+{
+	return (struct requests){ .most = most, .lock = PTHREAD_MUTEX_INITIALIZER };
+}
+
+static void take(struct requests *requests, uint64_t source)
+{
+	const struct wh_notification note = { .source = source, .sender = "s" };
+
+	requests_take(requests, &note);
+}
+
+/* One address leaves others half of the room, by however many engines it asks. */
+static void take__half_for_one_address(void **state)
+{
+	struct requests requests = queue_of(8);
+
+	(void)state;
+	requests.last = &requests.first;
+	for (int i = 0; i < 100; i++)
+		take(&requests, 1);
+	assert_int_equal(requests.count, 4);
+	take(&requests, 2);
+	take(&requests, 3);
+	assert_int_equal(requests.count, 6);
+	for (uint64_t i = 0; i < 100; i++)
+		take(&requests, 100 + i);
+	assert_int_equal(requests.count, 8);
+	requests_free(requests.first);
+}
+
+static bool never_its_turn(void *owner, const struct request *request)
+{
+	size_t *refused = owner;
+
+	*refused += request->last && request->source == 2;
+	return false;
+}
+
+/* Nor do requests that wait for something fill the room of others'. */
+static void later__half_for_one_address(void **state)
+{
+	size_t refused = 0;
+	struct requests requests = queue_of(8);
+
+	(void)state;
+	frozen_now = 1000 * WH_SECOND;
+	requests.handle = never_its_turn;
+	requests.owner = &refused;
+	for (int i = 0; i < 2 * LATER_MOST; i++) {
+		struct request *request = calloc(1, sizeof(*request));
+
+		request->source = 1 + i % 8 / 7;
+		request->until = frozen_now + LATER_FOR;
+		request_first(&requests, request);
+	}
+	assert_int_equal(refused, 0);
+	assert_int_equal(requests.later_count, LATER_MOST / 2 + 2 * LATER_MOST / 8);
+	requests_free(requests.later);
+	frozen_now = 0;
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(may_note__once_for_each_address),
+		cmocka_unit_test(take__half_for_one_address),
+		cmocka_unit_test(later__half_for_one_address),
 	};
 
 	return cmocka_run_group_tests_name("tools-requests", tests, NULL, NULL);

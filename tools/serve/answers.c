@@ -15,6 +15,7 @@
 
 struct answer {
 	struct answer *next;
+	uint64_t source; /* request.source */
 	uint8_t token[DIR_TOKEN];
 	uint8_t *data;
 	size_t size;
@@ -54,12 +55,40 @@ static bool answer_free(struct answer_list *list, struct answer **link, int64_t 
 	return true;
 }
 
+/* What all answers of a list have, or those of one address. */
+struct share {
+	size_t count;
+	uint64_t bytes;
+};
+
+static struct share share_of(const struct answer_list *list, uint64_t source)
+{
+	struct share share = { 0 };
+
+	for (const struct answer *answer = list->first; answer; answer = answer->next) {
+		if (answer->source != source)
+			continue;
+		share.count++;
+		share.bytes += answer->size;
+	}
+	return share;
+}
+
+/* Do `bytes` more of that address pass its half? Its first answer does not. */
+static bool half_is_full(const struct answer_list *list, uint64_t source, uint64_t bytes)
+{
+	struct share own = share_of(list, source);
+
+	return own.count >= ANSWERS_MAX / 2 || (own.count && own.bytes + bytes > ANSWERS_BYTES / 2);
+}
+
 /* Nobody finds it any more. False: too many are still held, and it stays. */
 static bool answer_drop(struct answers *answers, struct answer **link)
 {
 	if (answer_free(&answers->waiting, link, 0))
 		return true;
-	if (answers->leaving.count >= ANSWERS_MAX || answers->leaving.bytes >= ANSWERS_BYTES)
+	if (answers->leaving.count >= ANSWERS_MAX || answers->leaving.bytes >= ANSWERS_BYTES ||
+	    half_is_full(&answers->leaving, (*link)->source, (*link)->size))
 		return false;
 	answer_add(&answers->leaving, answer_take(&answers->waiting, link));
 	return true;
@@ -85,22 +114,39 @@ void answers_drop_old(struct answers *answers)
 			link = &(*link)->next;
 }
 
-/* The oldest answers make room: who asked for them has them by now, or has gone. */
-static bool make_room(struct answers *answers, uint64_t bytes)
+/* Drop the oldest answer that nobody holds too much of, of one address or of all. */
+static bool drop_oldest(struct answers *answers, const uint64_t *source)
 {
-	while (answers->waiting.first && (answers->waiting.count >= ANSWERS_MAX ||
-					  answers->waiting.bytes + bytes > ANSWERS_BYTES)) {
-		struct answer **link = &answers->waiting.first;
+	struct answer **tried = NULL, **link, **last;
 
-		while ((*link)->next)
-			link = &(*link)->next;
-		if (!answer_drop(answers, link))
-			return false;
-	}
-	return true;
+	do {
+		last = NULL;
+		for (link = &answers->waiting.first; *link && link != tried; link = &(*link)->next)
+			if (!source || (*link)->source == *source)
+				last = link;
+		if (last && answer_drop(answers, last))
+			return true;
+		tried = last;
+	} while (last);
+	return false;
 }
 
-int answers_publish(struct answers *answers, struct wh_engine *engine,
+/* The oldest answers make room, first those of the same address: who asked for them has them by
+ * now, or has gone. */
+static bool make_room(struct answers *answers, uint64_t source, uint64_t bytes)
+{
+	const struct answer_list *waiting = &answers->waiting;
+	bool room = true;
+
+	while (room && half_is_full(waiting, source, bytes))
+		room = drop_oldest(answers, &source);
+	while (room && waiting->first &&
+	       (waiting->count >= ANSWERS_MAX || waiting->bytes + bytes > ANSWERS_BYTES))
+		room = drop_oldest(answers, NULL);
+	return room;
+}
+
+int answers_publish(struct answers *answers, struct wh_engine *engine, uint64_t source,
 		    const uint8_t token[DIR_TOKEN], struct dir_writer *written)
 {
 	char name[DIR_NAME_ROOM];
@@ -112,7 +158,7 @@ int answers_publish(struct answers *answers, struct wh_engine *engine,
 	struct answer *answer;
 	int error;
 
-	if (!make_room(answers, written->size))
+	if (!make_room(answers, source, written->size))
 		return -ENOBUFS;
 	answer = calloc(1, sizeof(*answer));
 	if (!answer)
@@ -123,6 +169,7 @@ int answers_publish(struct answers *answers, struct wh_engine *engine,
 		free(answer);
 		return error;
 	}
+	answer->source = source;
 	memcpy(answer->token, token, DIR_TOKEN);
 	answer->data = written->data;
 	answer->size = written->size;

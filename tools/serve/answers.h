@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Answers of wherry serve --dir: each is a region until its client has read it. On one thread. */
+/* Answers of wherry serve --dir: each is a region until its client has read it. One address has at
+ * most half of the room, so that its answers push out no others' before they are read. On one
+ * thread. */
 #ifndef TOOLS_SERVE_ANSWERS_H
 #define TOOLS_SERVE_ANSWERS_H
 
@@ -24,9 +26,9 @@ struct answers {
 	struct answer_list leaving; /* nobody finds them; a peer has not let go of them */
 };
 
-/* Publish an answer, whose data it takes. 0, -ENOBUFS (peers hold too many), or a negative errno.
- */
-int answers_publish(struct answers *answers, struct wh_engine *engine,
+/* Publish an answer to `source`, an address, and take its data. 0, -ENOBUFS (peers hold too many),
+ * or a negative errno. */
+int answers_publish(struct answers *answers, struct wh_engine *engine, uint64_t source,
 		    const uint8_t token[DIR_TOKEN], struct dir_writer *written);
 /* Its client has read it. */
 void answers_forget(struct answers *answers, const uint8_t token[DIR_TOKEN]);

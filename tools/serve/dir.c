@@ -510,8 +510,8 @@ static bool handle_request(void *owner, const struct request *bytes)
 		fill(&work);
 		error = answer.failed ? -ENOMEM : 0;
 		if (!error && memcmp(request.token, none, DIR_TOKEN) != 0)
-			error = answers_publish(&server->answers, server->engine, request.token,
-						&answer);
+			error = answers_publish(&server->answers, server->engine, bytes->source,
+						request.token, &answer);
 		if (error && request_may_note(&server->requests, bytes))
 			note("cannot answer a request for %s: %s", work.directory->served->path,
 			     strerror(-error));

@@ -40,11 +40,22 @@ static bool request_next(struct requests *requests, int64_t wait, struct request
 	return !ending;
 }
 
+/* How many of a list are from that address? */
+static size_t requests_from(const struct request *request, uint64_t source)
+{
+	size_t count = 0;
+
+	for (; request; request = request->next)
+		count += request->source == source;
+	return count;
+}
+
 /* Handle the request, which goes to `link`, the end of those that were put off, if it is not its
  * turn yet. True: it is put off. */
 static bool request_try(struct requests *requests, struct request *request, struct request **link)
 {
-	request->last = wh_now() >= request->until || requests->later_count >= LATER_MOST;
+	request->last = wh_now() >= request->until || requests->later_count >= LATER_MOST ||
+			requests_from(requests->later, request->source) >= LATER_MOST / 2;
 	request->next = NULL;
 	if (requests->handle(requests->owner, request) || request->last) {
 		free(request);
@@ -141,7 +152,8 @@ void requests_take(struct requests *requests, const struct wh_notification *note
 	wh_text_clean(request->sender);
 	memcpy(request->data, note->buffer, note->length);
 	pthread_mutex_lock(&requests->lock);
-	if (requests->count < requests->most) {
+	if (requests->count < requests->most &&
+	    requests_from(requests->first, request->source) < (requests->most + 1) / 2) {
 		*requests->last = request;
 		requests->last = &request->next;
 		requests->count++;

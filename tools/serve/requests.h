@@ -33,7 +33,9 @@ struct requests {
 	bool (*handle)(void *owner, const struct request *request);
 	int64_t (*tick)(void *owner);
 	void *owner;
-	size_t most; /* that wait for the thread */
+	/* That wait for the thread. One address has at most half, so that others have room, and
+	 * half of those that were put off. */
+	size_t most;
 
 	/* The thread's own. */
 	struct request *later; /* were put off, the oldest first */
@@ -58,8 +60,8 @@ void requests_init(struct requests *requests);
 /* Start the thread. 0, or an exit code. */
 int requests_start(struct requests *requests);
 
-/* Copy a notification for the thread. Does not block; one too many is dropped, and its sender hears
- * nothing. */
+/* Copy a notification for the thread. Does not block; one too many, of all or of its address, is
+ * dropped, and its sender hears nothing. */
 void requests_take(struct requests *requests, const struct wh_notification *note);
 
 /* May the thread say something about this request? One line in 10 s for each address, whatever
