@@ -181,8 +181,7 @@ static void url_of(int place, const char *path, char out[160])
 	snprintf(out, 160, "%s/files%s", url, path);
 }
 
-/* `wherry copy`. Its exit code. */
-static int copy(struct program *program, const char *from, const char *to, bool resume)
+int folder_copy(struct program *program, const char *from, const char *to, bool resume)
 {
 	struct program_settings settings = { 0 };
 	const char *operands[] = { from, to };
@@ -278,7 +277,7 @@ static bool put(struct program *program, int target)
 	url_of(target, below, url);
 	count = sources_make(place_host(program->place), source, target, prefix, written);
 	for (int i = 0; i < tries && !done && !program->crashed; i++)
-		done = !copy(program, source, url, i || !sim_draw_work(3));
+		done = !folder_copy(program, source, url, i || !sim_draw_work(3));
 	for (int i = 0; i < count && done && !shared && powers == powers_lost[place_host(target)];
 	     i++) {
 		written[i]->first = written[i]->count - 1;
@@ -305,7 +304,7 @@ static bool get(struct program *program, int source)
 	if (!resume)
 		sim_folder_empty(place_host(program->place), target);
 	url_of(source, "", url);
-	done = !copy(program, url, target, resume);
+	done = !folder_copy(program, url, target, resume);
 	while (sim_file_next(place_host(program->place), target, &file)) {
 		const struct path *path;
 
@@ -368,10 +367,9 @@ static void *copies_main(void *arg)
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-static void folder_open(struct program *program)
+void folder_open(struct program *program)
 {
 	struct folder *folder = calloc(1, sizeof(*folder));
-	char name[32];
 
 	folder->program = program;
 	folder->bytes = malloc(WH_NOTIFICATION_MAX);
@@ -380,9 +378,16 @@ static void folder_open(struct program *program)
 	path_of(folder->served.path, program->place, "");
 	sim_folder_new(place_host(program->place), folder->served.path);
 	program->folder = folder;
-	folder->copies = true;
+}
+
+static void folder_begin(struct program *program)
+{
+	char name[32];
+
+	folder_open(program);
+	program->folder->copies = true;
 	snprintf(name, sizeof(name), "p%d/n%d'", program->place, program->node);
-	sim_spawn(program->node, name, copies_main, folder);
+	sim_spawn(program->node, name, copies_main, program->folder);
 }
 
 static void server_open(struct folder *folder)
@@ -420,7 +425,7 @@ void folder_serve(struct program *program)
 void folder_work(struct program *program)
 {
 	if (!program->folder)
-		folder_open(program);
+		folder_begin(program);
 	folder_serve(program);
 	if (!sim_draw_work(50))
 		check_all();
@@ -429,7 +434,7 @@ void folder_work(struct program *program)
 void folder_drain(struct program *program)
 {
 	if (!program->folder)
-		folder_open(program);
+		folder_begin(program);
 	while (!program->folder->done)
 		folder_serve(program);
 }

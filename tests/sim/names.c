@@ -150,6 +150,14 @@ void sim_file_put(int host, const char *path, const uint8_t *bytes, size_t size,
 	file_synced(name->file);
 }
 
+void sim_file_link(int host, const char *path, const char *other)
+{
+	struct name *name = name_of(host, other);
+
+	name->there = true;
+	name->file = name_find(host, path)->file;
+}
+
 void sim_folder_empty(int host, const char *path)
 {
 	const struct name *folder = name_find(host, path);

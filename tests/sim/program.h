@@ -200,8 +200,12 @@ void member_leave(struct program *program);
 void folder_work(struct program *program);
 void folder_drain(struct program *program);
 void folder_leave(struct program *program);
+/* Begin to serve, and copy nothing. */
+void folder_open(struct program *program);
 /* Answer what others ask, for a while. */
 void folder_serve(struct program *program);
+/* `wherry copy`. Its exit code. */
+int folder_copy(struct program *program, const char *from, const char *to, bool resume);
 /* The power of a host fails. */
 void folder_lose_power(int host);
 

@@ -174,10 +174,12 @@ void sim_disk_hang(int host, int64_t ns);
 bool sim_disk_hung(int host, int64_t since);
 
 /* Files below directories, whose paths begin with "/disk/": names.c. Make a directory; make a file
- * as if it had been there for long; remove all that is below a directory. */
+ * as if it had been there for long; give it another name, too; remove all that is below a
+ * directory. */
 void sim_folder_new(int host, const char *path);
 void sim_file_put(int host, const char *path, const uint8_t *bytes, size_t size, unsigned mode,
 		  int64_t mtime);
+void sim_file_link(int host, const char *path, const char *other);
 void sim_folder_empty(int host, const char *path);
 
 struct sim_file {
