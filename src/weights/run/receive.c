@@ -184,8 +184,7 @@ static void own_announce(struct wh_weights *weights, uint32_t index)
 		weights->links[weights->followers[i]].kick = true;
 }
 
-/* Say how much has come, for who watches it: also of requests that run, which may take minutes. */
-static void received_show(struct wh_weights *weights)
+uint64_t wh_weights_received(const struct wh_weights *weights)
 {
 	uint64_t bytes = weights->attempt.bytes;
 
@@ -204,8 +203,13 @@ static void received_show(struct wh_weights *weights)
 			bytes += come < request->bytes ? come : request->bytes;
 		}
 	}
-	wh_weights_head_received(weights->control,
-				 bytes < weights->own_bytes ? bytes : weights->own_bytes);
+	return bytes < weights->own_bytes ? bytes : weights->own_bytes;
+}
+
+/* Say how much has come, for who watches it. */
+static void received_show(struct wh_weights *weights)
+{
+	wh_weights_head_received(weights->control, wh_weights_received(weights));
 }
 
 static void range_end(struct wh_weights *weights, struct wh_link_to *link,

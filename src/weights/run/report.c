@@ -23,7 +23,7 @@ int wh_weights_info(struct wh_weights *weights, struct wh_weights_info *info)
 	now.current = weights->current;
 	now.receiving = weights->attempt.version;
 	now.bytes = weights->own_bytes;
-	now.received = weights->attempt.version ? weights->attempt.bytes : 0;
+	now.received = weights->attempt.version ? wh_weights_received(weights) : 0;
 	now.total = weights->total;
 	now.steps = weights->own_count;
 	now.members = weights->plan->cluster.node_count;

@@ -320,6 +320,8 @@ bool wh_link_slot(const struct wh_link_to *link, uint64_t version, bool source,
 
 void wh_weights_receive(struct wh_weights *weights, int64_t now); /* choose, begin, finish */
 void wh_weights_abort(struct wh_weights *weights); /* throw away what is being received */
+/* How much of the version has come: also of requests that run, which may take minutes. */
+uint64_t wh_weights_received(const struct wh_weights *weights);
 /* What waits in vain goes elsewhere. */
 void wh_weights_elsewhere(struct wh_weights *weights, int64_t now);
 /* The same, and look at all from whom something is missing. */

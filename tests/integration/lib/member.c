@@ -308,6 +308,23 @@ static int engine_leave(void)
 	return error ? error : wh_engine_close(engine);
 }
 
+static int received(struct member_answer *answer)
+{
+	struct wh_weights_info info = { .size = sizeof(info) };
+	struct wh_weights_member target = { .size = sizeof(target) };
+	int error;
+
+	if (is_source(me)) {
+		error = wh_weights_member(weights, model.sources, &target);
+		answer->value = target.received;
+		return error;
+	}
+	error = wh_weights_info(weights, &info);
+	answer->value = info.received;
+	answer->more = info.total;
+	return error;
+}
+
 static int execute(const struct member_command *command, struct member_answer *answer)
 {
 	struct wh_weights_info info = { .size = sizeof(info) };
@@ -347,6 +364,8 @@ static int execute(const struct member_command *command, struct member_answer *a
 		answer->value = info.current;
 		answer->more = info.total;
 		return error;
+	case MEMBER_RECEIVED:
+		return received(answer);
 	case MEMBER_LAUNCHES:
 		answer->value = fake_calls("cuLaunchKernel");
 		return 0;

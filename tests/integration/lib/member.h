@@ -70,6 +70,8 @@ enum member_op {
 	MEMBER_READ, /* a thread acquires, checks and releases until MEMBER_READ_END */
 	MEMBER_READ_END, /* value: how many different versions it saw, more: how many views */
 	MEMBER_INFO, /* value: current, more: total bytes received */
+	MEMBER_RECEIVED, /* value: of the version that comes, more: in total; a source's: of the
+			    first target, 0 */
 	MEMBER_LAUNCHES, /* value: kernels that this member has had the fake GPU run */
 	MEMBER_CANCEL, /* versions up to `value` */
 	MEMBER_EXPLAIN,

@@ -2,6 +2,7 @@
 /* Setup: weights */
 /* weights-faults.c: members that die, come late, stop, differ or have no right */
 #include "lib/member.h"
+#include "lib/proxy.h"
 
 /* Two sources hold everything each; the plan spreads it over chains of targets. */
 static const struct model twice = { .sources = 2,
@@ -273,6 +274,50 @@ static void rights__strangers(void **state)
 	want(0, wh_engine_close(engine));
 }
 
+/* One request behind a slow link: how much has come is known while it runs, to the target and to
+ * the source, so that who waits sees that bytes come. */
+static void link__slow(void **state)
+{
+	const struct model model = { .sources = 1,
+				     .targets = 1,
+				     .rows = 1,
+				     .columns = 64 * MIB,
+				     .piece = 64 * MIB,
+				     .chunk = 64 * MIB,
+				     .config = { "require=tcp" } };
+	struct member *source, *target;
+	struct member_answer answer;
+	static struct group group;
+	struct proxy *proxy;
+	int64_t end;
+
+	(void)state;
+	group_start(&group, &model, false);
+	source = group_source(&group, 0);
+	target = group_target(&group, 0);
+	proxy = proxy_start(source->url);
+	want_true(proxy != NULL, "no proxy");
+	proxy_slow(proxy, 2 * MIB);
+	snprintf(source->url, sizeof(source->url), "%s", proxy_url(proxy));
+	want(0, member_open(&group, source, 0, NULL));
+	want(0, member_open(&group, target, 0, NULL));
+	publish(&group, 1);
+	for (int side = 0; side < 2; side++) {
+		end = now() + PATIENCE;
+		do {
+			want_true(now() < end, "nothing is seen to come");
+			want(0,
+			     member_call(side ? source : target, MEMBER_RECEIVED, 0, 0, &answer));
+		} while (!answer.value);
+		want(0, member_call(target, MEMBER_RECEIVED, 0, 0, &answer));
+		want(0, answer.more); /* no request has ended */
+	}
+	proxy_slow(proxy, 0);
+	want_version(target, 1);
+	group_end(&group);
+	proxy_stop(proxy);
+}
+
 static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(source__dies),
 	MEMBER_TEST(target__dies),
@@ -283,6 +328,7 @@ static const struct CMUnitTest tests[] = {
 	MEMBER_TEST(layouts__differ),
 	MEMBER_TEST(rights__strangers),
 	MEMBER_TEST(target__catches_up_from_a_stranger),
+	MEMBER_TEST(link__slow),
 };
 
 MEMBER_MAIN("weights-faults", tests)
