@@ -193,6 +193,7 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 {
 	int error = trust_get_keys(trust, config), refused = trust->configured ? error : 0;
 
+	memcpy(trust->networks, config->text[WH_SETTING_CONNECT_TO], sizeof(trust->networks));
 	if (!error)
 		error = wh_crypto_open(&trust->crypto, NULL);
 	/* Never run without TLS if the setting asks for it: fail at once. */
@@ -229,11 +230,16 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 
 	if (trust->error)
 		return wh_fail(-trust->error, "%s", trust->text);
+	wh_address_format(text, sizeof(text), address);
+	if (!listening && *trust->networks && !wh_networks_have(trust->networks, address))
+		return wh_fail(EACCES,
+			       "connecting to %s: it is in no network of the setting connect_to "
+			       "(WHERRY_CONNECT_TO), %.100s",
+			       text, trust->networks);
 	/* Connecting to the unspecified address reaches this host. */
 	if (trust->configured || wh_address_is_loopback(address) ||
 	    (!listening && address_is_any(address)))
 		return 0;
-	wh_address_format(text, sizeof(text), address);
 	return wh_fail(EACCES,
 		       "%s %s, beyond this host, needs a cluster key: " WH_KEY_HOW_TO
 		       ", the same FILE on all hosts, and its name in the setting keyfile "

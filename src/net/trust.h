@@ -23,6 +23,7 @@ struct wh_trust {
 	bool configured; /* by a setting; else the key is this user's own, for this host only */
 	/* where the keys are from, for texts: "/run/user/7/wherry.key" */
 	char source[WH_CONFIG_TEXT + 48];
+	char networks[WH_CONFIG_TEXT]; /* the setting connect_to */
 	int error; /* negative errno: there is no key, or no way to prove it; `text` says why */
 	char text[WH_TEXT_MAX];
 };
@@ -37,7 +38,8 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config);
 void wh_trust_close(struct wh_trust *trust);
 
 /* May the engine listen on the address, or connect to it? 0; -EACCES: the address is not loopback,
- * and no key is configured; or the error why there is no key, or no way to prove it. */
+ * and no key is configured, or it is in none of the networks to connect to; or the error why there
+ * is no key, or no way to prove it. */
 int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage *address,
 		    bool listening);
 /* Without a configured key, does the other end of the connection belong to this user, or to root?

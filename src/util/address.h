@@ -20,4 +20,10 @@ bool wh_address_is_loopback(const struct sockaddr_storage *address);
  * these. */
 uint64_t wh_address_prefix(const struct sockaddr_storage *address);
 
+/* Networks are "10.0.0.0/8,192.168.1.7,fd00::/8": addresses, and how many of their bits count. */
+bool wh_networks_are_valid(const char *networks);
+/* Is the address in one of them? Of an IPv4 address that is mapped into IPv6, that address counts.
+ */
+bool wh_networks_have(const char *networks, const struct sockaddr_storage *address);
+
 #endif

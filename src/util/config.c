@@ -14,6 +14,7 @@
 
 #include <wherry/engine.h>
 
+#include "util/address.h"
 #include "util/error.h"
 
 #define KIB INT64_C(1024)
@@ -565,6 +566,13 @@ static const struct setting settings[WH_SETTING_COUNT] = {
 			 "off" },
 		.text = check_fabric,
 		.wants = "tls, on or off",
+	},
+	[WH_SETTING_CONNECT_TO] = {
+		.row = { "connect_to", "WHERRY_CONNECT_TO", "", "text",
+			 "the networks that engines are connected to in, and no others; empty: "
+			 "any" },
+		.text = wh_networks_are_valid,
+		.wants = "networks with commas between, such as 10.0.0.0/8,fd00::/8",
 	},
 	[WH_SETTING_INTEGRITY] = {
 		.row = { "integrity", "WHERRY_INTEGRITY", "none", "text",

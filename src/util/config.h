@@ -73,6 +73,7 @@ enum wh_setting {
 	WH_SETTING_MEET,
 	WH_SETTING_FABRIC, /* text: fabric handles of GPU memory between hosts: "tls", "on", "off"
 			    */
+	WH_SETTING_CONNECT_TO, /* text: wh_networks_have(); "": any */
 	WH_SETTING_INTEGRITY, /* text: checksums of TCP connections, "none" or "crc32c" */
 	WH_SETTING_COUNT,
 };

@@ -436,6 +436,26 @@ static void allows__loopback_alone(void **state)
 	wh_trust_close(&all);
 }
 
+/* A key does not widen the networks that are named. */
+static void allows__networks(void **state)
+{
+	struct wh_trust trust;
+
+	(void)state;
+	setenv("WHERRY_CONNECT_TO", "10.0.0.0/8,fd00::/8", 1);
+	assert_int_equal(open_with("key=" KEY, &trust), 0);
+	assert_int_equal(allows(&trust, "10.1.2.3", false), 0);
+	assert_int_equal(allows(&trust, "fd12::1", false), 0);
+	assert_int_equal(allows(&trust, "11.1.2.3", false), -EACCES);
+	assert_non_null(strstr(wh_error_text(), "11.1.2.3"));
+	assert_non_null(strstr(wh_error_text(), "WHERRY_CONNECT_TO"));
+	assert_int_equal(allows(&trust, "127.0.0.1", false), -EACCES);
+	assert_int_equal(allows(&trust, "0.0.0.0", false), -EACCES);
+	assert_int_equal(allows(&trust, "11.1.2.3", true), 0);
+	wh_trust_close(&trust);
+	unsetenv("WHERRY_CONNECT_TO");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -451,6 +471,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(own__directory_of_others, begin, end),
 		cmocka_unit_test_setup_teardown(own__race, begin, end),
 		cmocka_unit_test_setup_teardown(allows__loopback_alone, begin, end),
+		cmocka_unit_test_setup_teardown(allows__networks, begin, end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -11,7 +11,6 @@
 #include "serve/weights.h"
 
 #include <errno.h>
-#include <netdb.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -21,6 +20,7 @@
 
 #include "engine.h"
 #include "platform/machine.h"
+#include "serve/reply.h"
 #include "serve/requests.h"
 #include "serve/withdraw.h"
 #include "spread/layout.h"
@@ -154,34 +154,6 @@ static void send_message(struct weights_server *server, struct wh_peer *peer,
 		outgoing_free(&server->outgoing);
 }
 
-/* Is it an address? Engines say theirs as one. To look up a name that somebody sends could take
- * long, and asks others. */
-static bool url_is_address(const char *url)
-{
-	static const char scheme[] = "wherry://";
-	const struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV,
-					.ai_socktype = SOCK_STREAM };
-	char host[sizeof(((struct spread_item *)NULL)->url)];
-	struct addrinfo *found;
-	char *start = host, *port;
-
-	if (strncmp(url, scheme, sizeof(scheme) - 1) != 0)
-		return false;
-	snprintf(host, sizeof(host), "%s", url + sizeof(scheme) - 1);
-	port = strrchr(host, ':');
-	if (!port || port == host)
-		return false;
-	*port++ = 0;
-	if (*start == '[' && port[-2] == ']') {
-		start++;
-		port[-2] = 0;
-	}
-	if (getaddrinfo(start, port, &hints, &found))
-		return false;
-	freeaddrinfo(found);
-	return true;
-}
-
 static void sender_free(struct sender **link)
 {
 	struct sender *sender = *link;
@@ -204,6 +176,29 @@ static void senders_tick(struct weights_server *server)
 			sender_free(link);
 		else
 			link = &(*link)->next;
+}
+
+/* May a message make this engine connect there? A negative errno: -EINVAL, -EACCES: see
+ * sender_refusal(). With the setting connect_to the engine itself refuses what is elsewhere. */
+static int sender_check(const struct weights_server *server, const struct request *request,
+			const char *url)
+{
+	struct sockaddr_storage address;
+
+	if (!reply_address(url, &address))
+		return -EINVAL;
+	if (reply_is_back(&address, request->source) ||
+	    *engine_setting(server->arguments, "WHERRY_CONNECT_TO", "connect_to"))
+		return 0;
+	return -EACCES;
+}
+
+static const char *sender_refusal(int error)
+{
+	return error == -EINVAL ? "it is no address" :
+	       error == -EACCES ? "it is another address than that from which it asks; name the "
+				  "networks to connect to in the setting connect_to" :
+				  strerror(-error);
 }
 
 /* Begin to connect. A negative errno: -EAGAIN: it has begun, or there are too many. */
@@ -255,7 +250,9 @@ static int sender_open(struct weights_server *server, const struct request *requ
 	if (*link)
 		error = wh_peer_status((*link)->peer);
 	else
-		error = url_is_address(url) ? sender_begin(server, request, url) : -EINVAL;
+		error = sender_check(server, request, url);
+	if (!error && !*link)
+		error = sender_begin(server, request, url);
 	if (error == -EINPROGRESS)
 		error = -EAGAIN;
 	if (error == -EAGAIN)
@@ -269,10 +266,7 @@ static int sender_open(struct weights_server *server, const struct request *requ
 	if (request_may_note(&server->requests, request)) {
 		if (error)
 			note("cannot answer '%s', which spreads a file, at %s: %s", request->sender,
-			     url,
-			     *link            ? wh_error_text() :
-			     error == -EINVAL ? "it is no address" :
-						strerror(-error));
+			     url, *link ? wh_error_text() : sender_refusal(error));
 		else
 			note("'%s', which spreads a file, is not at %s: '%s' is", request->sender,
 			     url, info.name);
@@ -494,6 +488,17 @@ static bool coming_open(struct weights_server *server, struct weights_set *set,
 	return false;
 }
 
+/* The first engine in the list without an address; NULL: all have one. Names are not looked up. */
+static const struct spread_item *offer_unreachable(const struct spread_message *offer)
+{
+	struct sockaddr_storage address;
+
+	for (uint32_t i = 0; i < offer->count; i++)
+		if (!reply_address(offer->items[i].url, &address))
+			return &offer->items[i];
+	return NULL;
+}
+
 /* Does the list of engines have its sender, whose name the engine has proved, first, and this one?
  */
 static bool offer_is_ours(struct weights_server *server, const struct request *request,
@@ -513,6 +518,7 @@ static void take_offer(struct weights_server *server, const struct request *requ
 		       const struct spread_message *offer, struct wh_peer *peer)
 {
 	const struct spread_item *own = offer_own(server, offer);
+	const struct spread_item *lost = offer_unreachable(offer);
 	const char *wrong = spread_sizes_wrong(offer, offer->count - 1);
 	struct spread_item item = { 0 };
 	struct spread_message ready = { .op = SPREAD_READY, .count = 1, .items = &item };
@@ -522,6 +528,8 @@ static void take_offer(struct weights_server *server, const struct request *requ
 	memcpy(ready.token, offer->token, sizeof(ready.token));
 	if (wrong)
 		refuse(&why, EINVAL, "%s", wrong);
+	else if (lost)
+		refuse(&why, EINVAL, "the list of engines has no address for '%s'", lost->name);
 	else
 		set = set_choose(server, request->sender, own->text, offer->size, &why);
 	if (set && !coming_open(server, set, offer, &why))

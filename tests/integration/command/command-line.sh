@@ -264,7 +264,7 @@ completion()
 		completes wherry copy --transport t tcp &&
 		completes wherry copy --transport = t tcp &&
 		completes wherry copy --transport = 'self cuda shm rdma tcp local' &&
-		completes wherry serve --config conn connections= &&
+		completes wherry serve --config connecti connections= &&
 		completes wherry copy o out &&
 		completes wherry window ch check &&
 		completes wherry serve --listen x ''

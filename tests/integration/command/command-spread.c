@@ -188,10 +188,43 @@ static void silent__others_are_answered(void **state)
 	close(fd);
 }
 
+/* What the server says of a question that wants its answer at `url`. */
+static void want_no_answer(const char *url, const char *setting, const char *text)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .name = "hostile" };
+	struct command command;
+	char server[128], line[512] = "";
+
+	command_start(
+		&command, NULL, NULL,
+		ARGUMENTS("serve", "--weights", "host:1MiB", setting ? "--config" : NULL, setting));
+	command_line(&command, server, sizeof(server));
+	want(0, wh_engine_open(&options, &us.engine));
+	want(0, wh_peer_open(us.engine, server, NULL, &us.sender));
+	ask(us.engine, us.sender, url ? url : wh_engine_url(us.engine));
+	while (!strstr(line, text))
+		command_line(&command, line, sizeof(line));
+	want(0, wh_peer_close(us.sender));
+	want(0, wh_engine_close(us.engine));
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+}
+
+/* Nobody makes the server connect to others. */
+static void elsewhere__is_no_answer(void **state)
+{
+	(void)state;
+	want_no_answer("wherry://192.0.2.1:7000", NULL,
+		       "it is another address than that from which it asks");
+	want_no_answer(NULL, "connect_to=10.0.0.0/8,fd00::/8",
+		       "it is in no network of the setting connect_to");
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(older__is_refused, needs_command),
 	TEST_NEEDS(older__is_offered, needs_command),
 	TEST_NEEDS(silent__others_are_answered, needs_command),
+	TEST_NEEDS(elsewhere__is_no_answer, needs_command),
 };
 
 HARNESS_MAIN("command-spread", tests)
