@@ -22,6 +22,7 @@
 #include "platform/machine.h"
 #include "serve/reply.h"
 #include "serve/requests.h"
+#include "serve/senders.h"
 #include "serve/withdraw.h"
 #include "spread/layout.h"
 #include "util/clock.h"
@@ -32,20 +33,8 @@
 #define TICK_IDLE WH_SECOND
 #define LOST (5 * WH_SECOND) /* without a connection to the sender */
 #define SEND (10 * WH_SECOND)
-#define SENDERS_MOST 16 /* that are being connected to */
-#define SENDERS_OF_ONE 4 /* address, whatever their names and epochs */
-#define SENDERS_FOR (20 * WH_SECOND) /* nobody has taken the connection: its request is gone */
 #define FROM_MOST 32 /* members in a report */
 #define RETIRE_STEP (100 * WH_MS) /* until it is seen that the server ends */
-
-/* A connection to an engine that has sent a message, which is put off until it is there. */
-struct sender {
-	struct sender *next;
-	uint64_t epoch, source; /* of its request */
-	char url[sizeof(((struct spread_item *)NULL)->url)];
-	struct wh_peer *peer;
-	int64_t until;
-};
 
 /* A message on its way. */
 struct outgoing {
@@ -90,8 +79,7 @@ struct weights_server {
 	struct weights_set *sets;
 	size_t count;
 	char machine[2 * WH_MACHINE_SIZE + 1];
-	struct wh_queue *queue; /* so that senders are connected to without waiting; else unused */
-	struct sender *senders;
+	struct senders senders;
 	struct outgoing *outgoing;
 	_Atomic bool ending;
 	struct requests requests;
@@ -152,128 +140,6 @@ static void send_message(struct weights_server *server, struct wh_peer *peer,
 	server->outgoing = outgoing;
 	if (error)
 		outgoing_free(&server->outgoing);
-}
-
-static void sender_free(struct sender **link)
-{
-	struct sender *sender = *link;
-
-	*link = sender->next;
-	if (sender->peer)
-		wh_peer_close(sender->peer);
-	free(sender);
-}
-
-static void senders_tick(struct weights_server *server)
-{
-	struct sender **link = &server->senders;
-	struct wh_completion done[4];
-
-	while (server->queue && wh_queue_take(server->queue, done, 4, 0) > 0)
-		;
-	while (*link)
-		if (wh_now() >= (*link)->until)
-			sender_free(link);
-		else
-			link = &(*link)->next;
-}
-
-/* May a message make this engine connect there? A negative errno: -EINVAL, -EACCES: see
- * sender_refusal(). With the setting connect_to the engine itself refuses what is elsewhere. */
-static int sender_check(const struct weights_server *server, const struct request *request,
-			const char *url)
-{
-	struct sockaddr_storage address;
-
-	if (!reply_address(url, &address))
-		return -EINVAL;
-	if (reply_is_back(&address, request->source) ||
-	    *engine_setting(server->arguments, "WHERRY_CONNECT_TO", "connect_to"))
-		return 0;
-	return -EACCES;
-}
-
-static const char *sender_refusal(int error)
-{
-	return error == -EINVAL ? "it is no address" :
-	       error == -EACCES ? "it is another address than that from which it asks; name the "
-				  "networks to connect to in the setting connect_to" :
-				  strerror(-error);
-}
-
-/* Begin to connect. A negative errno: -EAGAIN: it has begun, or there are too many. */
-static int sender_begin(struct weights_server *server, const struct request *request,
-			const char *url)
-{
-	struct wh_peer_options options = { .size = sizeof(options) };
-	struct sender *sender;
-	unsigned all = 0, own = 0;
-	int error;
-
-	for (sender = server->senders; sender; sender = sender->next) {
-		all++;
-		own += sender->source == request->source;
-	}
-	if (all >= SENDERS_MOST || own >= SENDERS_OF_ONE)
-		return -EAGAIN;
-	if (!server->queue && wh_queue_new(server->engine, &server->queue))
-		return -ENOMEM;
-	sender = calloc(1, sizeof(*sender));
-	if (!sender)
-		return -ENOMEM;
-	options.queue = server->queue;
-	error = wh_peer_open(server->engine, url, &options, &sender->peer);
-	if (error) {
-		free(sender);
-		return error;
-	}
-	sender->epoch = request->epoch;
-	sender->source = request->source;
-	snprintf(sender->url, sizeof(sender->url), "%s", url);
-	sender->until = wh_now() + SENDERS_FOR;
-	sender->next = server->senders;
-	server->senders = sender;
-	return -EAGAIN;
-}
-
-/* Connect to the engine that sent a message, at the URL that the message says. 0; -EAGAIN: it is
- * not connected yet; another errno: it never will be. */
-static int sender_open(struct weights_server *server, const struct request *request,
-		       const char *url, struct wh_peer **out)
-{
-	struct wh_peer_info info = { .size = sizeof(info) };
-	struct sender **link = &server->senders;
-	int error;
-
-	while (*link && ((*link)->epoch != request->epoch || strcmp((*link)->url, url) != 0))
-		link = &(*link)->next;
-	if (*link)
-		error = wh_peer_status((*link)->peer);
-	else
-		error = sender_check(server, request, url);
-	if (!error && !*link)
-		error = sender_begin(server, request, url);
-	if (error == -EINPROGRESS)
-		error = -EAGAIN;
-	if (error == -EAGAIN)
-		return error;
-	if (!error && !wh_peer_info((*link)->peer, &info) && info.epoch == request->epoch) {
-		*out = (*link)->peer;
-		(*link)->peer = NULL;
-		sender_free(link);
-		return 0;
-	}
-	if (request_may_note(&server->requests, request)) {
-		if (error)
-			note("cannot answer '%s', which spreads a file, at %s: %s", request->sender,
-			     url, *link ? wh_error_text() : sender_refusal(error));
-		else
-			note("'%s', which spreads a file, is not at %s: '%s' is", request->sender,
-			     url, info.name);
-	}
-	if (*link)
-		sender_free(link);
-	return error ? error : -ESTALE;
 }
 
 /* Others may still hold the memory. */
@@ -729,7 +595,7 @@ static bool request_handle(void *owner, const struct request *request)
 	else if (url && !is_its_turn(server, &message) && !request->last)
 		error = -EAGAIN;
 	else if (url)
-		error = sender_open(server, request, url, &peer);
+		error = sender_open(&server->senders, request, url, &peer);
 	if (url && !error && message.op == SPREAD_ASK)
 		ask(server, request, &message, peer);
 	else if (url && !error)
@@ -745,9 +611,9 @@ static int64_t server_tick(void *owner)
 	struct weights_server *server = owner;
 	int64_t wait = TICK_IDLE;
 
-	senders_tick(server);
+	senders_tick(&server->senders);
 	outgoing_tick(server, NULL);
-	if (server->senders || server->outgoing)
+	if (server->senders.first || server->outgoing)
 		wait = TICK_BUSY;
 	for (size_t i = 0; i < server->count; i++) {
 		set_tick(&server->sets[i]);
@@ -797,6 +663,7 @@ int weights_server_start(struct wh_engine *engine, const struct arguments *argum
 	server->requests = (struct requests){
 		.handle = request_handle, .tick = server_tick, .owner = server, .most = REQUESTS_MAX
 	};
+	server->senders = (struct senders){ engine, arguments, &server->requests, NULL, NULL };
 	requests_init(&server->requests);
 	*out = server;
 	return server_init(server, offers, count);
@@ -807,8 +674,7 @@ void weights_server_end(struct weights_server *server)
 	if (!server)
 		return;
 	requests_stop(&server->requests);
-	while (server->senders)
-		sender_free(&server->senders);
+	senders_end(&server->senders);
 	while (server->outgoing)
 		outgoing_free(&server->outgoing);
 	for (size_t i = 0; i < server->count; i++) {
@@ -851,16 +717,11 @@ static int set_stop(struct weights_set *set, int64_t until, int code)
 
 int weights_server_stop(struct weights_server *server, int64_t until, int code)
 {
-	struct wh_completion done;
-
 	if (!server)
 		return code;
 	for (size_t i = 0; i < server->count; i++)
 		code = set_stop(&server->sets[i], until, code);
-	while (server->queue && wh_queue_take(server->queue, &done, 1, 0) > 0)
-		;
-	if (server->queue)
-		wh_queue_free(server->queue);
+	senders_free(&server->senders);
 	free(server->sets);
 	free(server);
 	return code;
