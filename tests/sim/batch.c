@@ -56,6 +56,14 @@ static void count(struct program *program, int status)
 	}
 }
 
+static bool has_bytes(const struct batch *batch)
+{
+	for (int i = 0; i < batch->op_count; i++)
+		if (batch->ops[i].length)
+			return true;
+	return false;
+}
+
 static bool has_file(const struct batch *batch)
 {
 	for (int i = 0; i < batch->op_count; i++)
@@ -160,7 +168,7 @@ static void settle_op(struct batch *batch, int index, int status, bool late)
 			sim_fail("status", "transfer %d of a batch that succeeded: %d", index,
 				 each);
 	}
-	if (!status && op->target->dead && op->target->died < batch->submitted)
+	if (!status && op->length && op->target->dead && op->target->died < batch->submitted)
 		sim_fail("dead", "a batch succeeded with %s, which was gone before",
 			 op->target->name);
 	if (batch->program->crashed && !each)
@@ -301,6 +309,15 @@ static void mark_busy(struct batch *batch, bool busy)
 	}
 }
 
+/* What moves no bytes and notifies nobody has succeeded at once. */
+static void check_empty(const struct batch *batch)
+{
+	int status = wh_batch_status(batch->batch);
+
+	if (status && !batch->note && !has_bytes(batch) && !batch->program->crashed)
+		sim_fail("status", "a batch without bytes: %d after it was submitted", status);
+}
+
 void batch_submit(struct batch *batch)
 {
 	const struct program *there;
@@ -314,7 +331,7 @@ void batch_submit(struct batch *batch)
 	/* A batch that had a notification keeps it: give it another one. */
 	if (sim_options.notes && (sim_draw_work(2) || !batch->op_count || batch->noted))
 		note_attach(batch);
-	if ((batch->noted || !batch->op_count) && !batch->note)
+	if (!batch->note && (batch->noted || (!batch->op_count && !sim_options.empty)))
 		return;
 	mark_busy(batch, true);
 	batch->cancel_late = false;
@@ -334,8 +351,11 @@ void batch_submit(struct batch *batch)
 		  error ? wh_error_text() : "", batch->op_count, batch->note ? ", note" : "");
 	if (!error) {
 		program_counts.batches++;
+		check_empty(batch);
 		return;
 	}
+	if (!batch->program->crashed)
+		check_error("wh_batch_submit", error);
 	batch->submissions--;
 	batch->running = false;
 	if (batch->note) {
@@ -369,7 +389,9 @@ static void choose_ops(struct batch *batch, const struct program *there)
 			continue;
 		op->target = target;
 		op->block = block;
-		op->length = sim_draw_work(2) ? size : 1 + sim_draw_work(size);
+		op->length = sim_options.empty && !sim_draw_work(3) ? 0 :
+			     sim_draw_work(2)                       ? size :
+								      1 + sim_draw_work(size);
 		op->offset = sim_draw_work(size - op->length + 1);
 		op->kind = sim_draw_work(3) ? WH_WRITE : WH_READ;
 		op->local = batch->local_size;
@@ -378,19 +400,20 @@ static void choose_ops(struct batch *batch, const struct program *there)
 	}
 }
 
-/* One op as eight blocks in another order. */
+/* One op as eight blocks in another order; without bytes, as eight of none or as none. */
 static int add_blocks(struct batch *batch)
 {
 	struct op *op = &batch->ops[0];
 	uint64_t piece = op->length / 8, offsets[8];
+	bool none = !op->length && sim_draw_work(2);
 	struct wh_base base = { .local = batch->region,
 				.local_offset = op->local,
 				.remote = op->target->remote,
 				.remote_offset = target_offset(op) };
 	struct wh_blocks_desc desc = { .size = sizeof(desc),
 				       .op = op->kind,
-				       .block_length = piece,
-				       .count = 8,
+				       .block_length = none ? 64 : piece,
+				       .count = none ? 0 : 8,
 				       .bases = &base,
 				       .base_count = 1,
 				       .local_offsets = offsets,
@@ -433,11 +456,12 @@ static int add_transfers(struct batch *batch)
 
 	for (int i = 0; i < batch->op_count; i++) {
 		const struct op *op = &batch->ops[i];
+		bool named = op->length || sim_draw_work(2); /* nobody looks at the regions */
 
 		transfers[i] = (struct wh_transfer){
-			.local = batch->region,
+			.local = named ? batch->region : NULL,
 			.local_offset = op->local,
-			.remote = op->target->remote,
+			.remote = named ? op->target->remote : 0,
 			.remote_offset = target_offset(op),
 			.length = op->length,
 			.op = op->kind,
@@ -452,7 +476,8 @@ static int add(struct batch *batch)
 
 	if (!batch->op_count)
 		return 0;
-	if (form == 0 && sim_options.lists && batch->op_count == 1 && batch->ops[0].length >= 16)
+	if (form == 0 && sim_options.lists && batch->op_count == 1 &&
+	    (batch->ops[0].length >= 16 || !batch->ops[0].length))
 		return add_blocks(batch);
 	if (form == 1 && sim_options.address && !has_file(batch))
 		return add_addresses(batch);
@@ -518,7 +543,7 @@ void batch_new(struct program *program, struct batch *batch, struct peer *peer)
 	batch->program = program;
 	batch->peer = peer;
 	choose_ops(batch, there);
-	if (!batch->op_count && !sim_options.notes)
+	if (!batch->op_count && !sim_options.notes && !sim_options.empty)
 		return;
 	if (!batch->local_size)
 		batch->local_size = 8;

@@ -34,6 +34,7 @@ struct sim_options {
 	int span_ms; /* how long faults go on */
 	int patience_ms; /* longest wait for progress */
 	int queue, callback, notes, address, lists, reregister, helper;
+	int empty; /* transfers, lists of blocks and batches that may be empty, which end at once */
 	int queue_checks; /* of its descriptor, and of freeing it while it is used */
 	/* weights: receivers, 0 for none; then all programs are members */
 	int weights, publishers, weights_rows, weights_shape, piece;

@@ -56,6 +56,7 @@ static const struct row rows[] = {
 	ROW(notes, 0, 0, 1, 1, 1),
 	ROW(address, 0, 0, 1),
 	ROW(lists, 0, 0, 1),
+	ROW(empty, 0, 0, 0, 0, 0, 0, 0, 1),
 	ROW(reregister, 0, 0, 1),
 	ROW(helper, 0, 0, 0, 1),
 	ROW(weights, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 5),
