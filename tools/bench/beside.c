@@ -15,7 +15,8 @@
 #include "output.h"
 
 #define THREADS 256
-#define ARRAY ((size_t)16 << 20) /* bytes; each thread has three */
+#define ARRAY ((size_t)16 << 20) /* bytes; each thread has ARRAYS */
+#define ARRAYS 3
 #define PART ((size_t)256 << 10) /* bytes of an array between two looks at `stop` */
 #define STEPS 4096u /* of the arithmetic, the same */
 #define SUMS 16u
@@ -99,6 +100,9 @@ struct bench_load {
 	_Atomic unsigned running; /* that have done their first part */
 	_Atomic bool stop;
 	_Atomic uint64_t work;
+	_Atomic unsigned numbered; /* threads that have taken their arrays */
+	/* Kept from one start to the next: to fill them takes longer than a slice. */
+	double *arrays[THREADS];
 	/* of a GPU's load; kept from one start to the next */
 	struct bench_gemm *gemm;
 	int ordinal;
@@ -108,22 +112,32 @@ struct bench_load {
 	uint64_t work_begun;
 };
 
+/* The arrays of one of the threads, one behind the other. NULL: no memory. */
+static double *load_arrays(struct bench_load *load, unsigned number)
+{
+	double **arrays = &load->arrays[number];
+
+	if (*arrays)
+		return *arrays;
+	*arrays = malloc(ARRAYS * ARRAY);
+	for (size_t i = 0; *arrays && i < ARRAYS * ARRAY / sizeof(**arrays); i++)
+		(*arrays)[i] = (double)i;
+	return *arrays;
+}
+
 /* A triad over three arrays: as many bytes as a copy of one and a half times as much, and few
  * instructions. */
 static void *load_memory(void *arg)
 {
 	struct bench_load *load = arg;
-	double *a = malloc(ARRAY), *b = malloc(ARRAY), *c = malloc(ARRAY);
+	double *a = load_arrays(load, atomic_fetch_add(&load->numbered, 1)), *b, *c;
 	size_t count = ARRAY / sizeof(*a), part = PART / sizeof(*a);
 	bool first = true;
 
-	for (size_t i = 0; a && b && c && i < count; i++) {
-		a[i] = 0;
-		b[i] = (double)i;
-		c[i] = 1.0 / (double)(i + 1);
-	}
-	if (!a || !b || !c)
+	if (!a)
 		atomic_store(&load->error, -ENOMEM);
+	b = a ? a + count : NULL;
+	c = a ? b + count : NULL;
 	for (size_t at = 0; !atomic_load(&load->stop) && !atomic_load(&load->error);
 	     at = (at + part) % count) {
 		for (size_t i = at; i < at + part; i++)
@@ -137,9 +151,6 @@ static void *load_memory(void *arg)
 	}
 	if (first)
 		atomic_fetch_add(&load->running, 1);
-	free(a);
-	free(b);
-	free(c);
 	return NULL;
 }
 
@@ -234,6 +245,7 @@ int bench_load_start(struct bench_load **at, const struct arguments *arguments,
 		return answer_error(answer, -ENOMEM, "no memory for a load");
 	load->kind = (enum bench_load_kind)order->kind;
 	load->running = 0;
+	load->numbered = 0;
 	load->stop = false;
 	load->error = 0;
 	load->text[0] = 0;
@@ -270,15 +282,21 @@ void bench_load_free(struct bench_load *load)
 		return;
 	load_join(load);
 	bench_gemm_close(load->gemm);
+	for (unsigned i = 0; i < THREADS; i++)
+		free(load->arrays[i]);
 	free(load);
 }
 
 int bench_load_stop(struct bench_load *load, struct bench_answer *answer)
 {
+	const struct timespec pause = { .tv_nsec = 1000000 };
 	int error;
 
 	if (!load)
 		return answer_error(answer, -EINVAL, "no load runs");
+	/* On a busy machine a slice may end before any thread has had a processor. */
+	while (atomic_load(&load->work) == load->work_begun && !atomic_load(&load->error))
+		nanosleep(&pause, NULL);
 	answer->ns = bench_now() - load->begun;
 	answer->bytes = atomic_load(&load->work) - load->work_begun;
 	answer->count = load->threads;
