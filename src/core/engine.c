@@ -532,6 +532,7 @@ static struct wh_engine *engine_new(void)
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_memory_domain_init(&engine->memory);
+	engine->process = getpid();
 	return engine;
 }
 

@@ -62,6 +62,7 @@ struct wh_engine {
 	char url[WH_URL_MAX]; /* "": it does not listen */
 	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
+	pid_t process; /* that one */
 	struct wh_log log;
 	/* warning.c: hashes of the reasons that were said why a peer of this machine is reached by
 	 * the network; TLS has switched a transport off that this machine could use. */

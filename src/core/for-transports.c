@@ -56,6 +56,11 @@ void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id i
 	return engine->transport[id];
 }
 
+pid_t wh_engine_process(const struct wh_engine *engine)
+{
+	return engine->process;
+}
+
 struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine)
 {
 	return &engine->loops[0];

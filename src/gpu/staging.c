@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu/gpus.h"
 #include "gpu/region-window.h"
@@ -77,16 +78,22 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 
 /* ---- copying --------------------------------------------------------------------------------- */
 
-static bool staging_copy_by_cpu(const struct wh_staging *staging,
-				const struct wh_staged_extent *extent)
+/* Copy an extent of host memory. 0 or -EFAULT. */
+static int staging_copy_by_cpu(const struct wh_staging *staging,
+			       const struct wh_staged_extent *extent)
 {
-	char *there = (char *)(uintptr_t)extent->address,
-	     *slot = staging->slot->host + extent->offset;
+	struct iovec there = { (void *)(uintptr_t)extent->address, extent->length };
+	char *slot = staging->slot->host + extent->offset;
+	uint64_t length = extent->length, moved = length;
 
-	if (!wh_kind_on_host(extent->region->entry.kind))
-		return false;
-	memcpy(staging->into ? slot : there, staging->into ? there : slot, extent->length);
-	return true;
+	if (wh_region_may_vanish(extent->region))
+		moved = staging->into ? wh_memory_take(getpid(), slot, &there, 1, length) :
+					wh_memory_put(getpid(), &there, 1, slot, length);
+	else if (staging->into)
+		memcpy(slot, there.iov_base, length);
+	else
+		memcpy(there.iov_base, slot, length);
+	return moved < length ? -EFAULT : 0;
 }
 
 CUcontext wh_staging_context(const struct wh_registration *registration)
@@ -306,8 +313,8 @@ static bool staging_gather_few(struct wh_staging *staging, bool open)
 			wh_region_window_read(window, staging->slot->host + extent->offset,
 					      wh_region_window_at(window, extent->address),
 					      extent->length);
-		else
-			staging_copy_by_cpu(staging, extent);
+		else if (staging_copy_by_cpu(staging, extent))
+			return false;
 	}
 	return true;
 }
@@ -353,9 +360,17 @@ static void staging_copy_host(struct wh_staging *staging)
 {
 	uint32_t left = 0;
 
-	for (uint32_t i = 0; i < staging->count; i++)
-		if (!staging_copy_by_cpu(staging, &staging->extents[i]))
-			staging->extents[left++] = staging->extents[i];
+	for (uint32_t i = 0; i < staging->count; i++) {
+		const struct wh_staged_extent *extent = &staging->extents[i];
+
+		if (!wh_kind_on_host(extent->region->entry.kind)) {
+			staging->extents[left++] = *extent;
+		} else if (staging_copy_by_cpu(staging, extent)) {
+			staging->error = -EFAULT;
+			snprintf(staging->text, sizeof(staging->text), "memory at %#llx: %s",
+				 (unsigned long long)extent->address, strerror(EFAULT));
+		}
+	}
 	staging->count = left;
 }
 

@@ -122,24 +122,31 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 }
 
 /* One's own memory, always allowed but for a seccomp filter. The application's memory is `local`,
- * which the kernel copies as for any other call; the library's own is `remote`, which it pins. */
-static int memory_move(struct iovec app, struct iovec own, bool writes)
+ * which the kernel copies as for any other call; the library's own is `remote`, which it pins.
+ * Returns the bytes up to the first that cannot be accessed, or that the call is refused. */
+static ssize_t memory_move(pid_t self, struct iovec *app, int count, struct iovec own, bool writes)
 {
-	ssize_t moved;
+	ssize_t moved, all = 0;
 
-	while (app.iov_len) {
-		moved = writes ? process_vm_readv(getpid(), &app, 1, &own, 1, 0) :
-				 process_vm_writev(getpid(), &app, 1, &own, 1, 0);
+	while (own.iov_len) {
+		moved = writes ? process_vm_readv(self, app, (unsigned long)count, &own, 1, 0) :
+				 process_vm_writev(self, app, (unsigned long)count, &own, 1, 0);
 		if (moved < 0 && errno != EFAULT)
 			return -errno;
+		/* It may end some bytes before those at fault: only then is there another call. */
 		if (moved <= 0)
-			return -EFAULT;
-		app.iov_base = (char *)app.iov_base + moved;
+			break;
+		all += moved;
 		own.iov_base = (char *)own.iov_base + moved;
-		app.iov_len -= (size_t)moved;
 		own.iov_len -= (size_t)moved;
+		for (; count && (size_t)moved >= app->iov_len; app++, count--)
+			moved -= (ssize_t)app->iov_len;
+		if (count) {
+			app->iov_base = (char *)app->iov_base + moved;
+			app->iov_len -= (size_t)moved;
+		}
 	}
-	return 0;
+	return all;
 }
 
 /* rt_sigprocmask() reads the signals before it refuses to know what to do with them (EINVAL).
@@ -154,30 +161,37 @@ bool wh_memory_readable(uint64_t start, uint64_t length)
 	return true;
 }
 
-int wh_memory_put(void *to, const void *from, size_t length)
+size_t wh_memory_put(pid_t self, struct iovec *to, int count, const void *from, size_t length)
 {
-	int error = memory_move((struct iovec){ to, length },
-				(struct iovec){ (void *)(uintptr_t)from, length }, true);
+	ssize_t moved = memory_move(self, to, count,
+				    (struct iovec){ (void *)(uintptr_t)from, length }, true);
+	size_t put = 0, part;
 
-	if (!error || error == -EFAULT)
-		return error;
-	if (!wh_memory_mapped((uint64_t)(uintptr_t)to, length))
-		return -EFAULT;
-	memcpy(to, from, length);
-	return 0;
+	if (moved >= 0)
+		return (size_t)moved;
+	for (; put < length; put += part, to++) {
+		part = to->iov_len < length - put ? to->iov_len : length - put;
+		if (!wh_memory_mapped((uint64_t)(uintptr_t)to->iov_base, part))
+			break;
+		memcpy(to->iov_base, (const char *)from + put, part);
+	}
+	return put;
 }
 
-int wh_memory_take(void *to, const void *from, size_t length)
+size_t wh_memory_take(pid_t self, void *to, struct iovec *from, int count, size_t length)
 {
-	int error = memory_move((struct iovec){ (void *)(uintptr_t)from, length },
-				(struct iovec){ to, length }, false);
+	ssize_t moved = memory_move(self, from, count, (struct iovec){ to, length }, false);
+	size_t taken = 0, part;
 
-	if (!error || error == -EFAULT)
-		return error;
-	if (!wh_memory_readable((uint64_t)(uintptr_t)from, length))
-		return -EFAULT;
-	memcpy(to, from, length);
-	return 0;
+	if (moved >= 0)
+		return (size_t)moved;
+	for (; taken < length; taken += part, from++) {
+		part = from->iov_len < length - taken ? from->iov_len : length - taken;
+		if (!wh_memory_readable((uint64_t)(uintptr_t)from->iov_base, part))
+			break;
+		memcpy((char *)to + taken, from->iov_base, part);
+	}
+	return taken;
 }
 
 /* Stop at the first gap. */

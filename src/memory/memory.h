@@ -11,6 +11,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/uio.h>
 
 #include <wherry/memory.h>
 
@@ -140,14 +141,16 @@ int wh_vmas_walk_text(uint64_t start, uint64_t end,
 bool wh_memory_mapped(uint64_t start, uint64_t length);
 /* The same; if false, *bad is the first address that is not mapped, which takes longer to find. */
 bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
-/* Is it mapped, and can each page be read? A system call for each. True if it fails otherwise. */
+/* Can each page be read? A system call for each. */
 bool wh_memory_readable(uint64_t start, uint64_t length);
-/* Copy to memory of the application's, or from it, by a system call, where a load or store might
- * raise a signal. The other side is the library's own. 0; -EFAULT: some of it cannot be accessed,
- * and some bytes may have been copied. Where a seccomp filter refuses the call, or the kernel lacks
- * it, only memory that is not mapped is -EFAULT, and the CPU copies. */
-int wh_memory_put(void *to, const void *from, size_t length);
-int wh_memory_take(void *to, const void *from, size_t length);
+/* Copy to memory of the application's, or from it, by one system call, where a load or store might
+ * raise a signal. The vector, which changes, has room for `length` bytes at least, in 1,024 parts
+ * at most. The other side is the library's own, and `self` this process: asking the kernel each
+ * time costs a fifth of the call. Returns the bytes copied; fewer than `length`: what follows them
+ * cannot be accessed. Where a seccomp filter refuses the call, or the kernel lacks it, the CPU
+ * copies to memory that is mapped, and from memory that can be read. */
+size_t wh_memory_put(pid_t self, struct iovec *to, int count, const void *from, size_t length);
+size_t wh_memory_take(pid_t self, void *to, struct iovec *from, int count, size_t length);
 /* Can the CPU read the whole range? 0; -EFAULT: not at *bad. 0 also without /proc: accesses then
  * fail with a fault. */
 int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad);

@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include <wherry/engine.h>
 
@@ -61,6 +62,8 @@ struct wh_region_windows *wh_engine_region_windows(struct wh_engine *engine);
 struct wh_file_threads *wh_engine_file_threads(const struct wh_engine *engine);
 /* The state that the transport's engine_open has made; NULL: none, or the transport is off. */
 void *wh_engine_transport(const struct wh_engine *engine, enum wh_transport_id id);
+/* The process that opened it. A forked child's calls are refused before they come here. */
+pid_t wh_engine_process(const struct wh_engine *engine);
 /* Loop 0, which control connections, peers and sessions use. */
 struct wh_loop *wh_engine_first_loop(const struct wh_engine *engine);
 /* Where the data connections of one more peer or session begin among the loops: in turns, since

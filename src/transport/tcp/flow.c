@@ -243,15 +243,29 @@ static int flow_take_queued(struct tcp_client *client, struct tcp_request **out)
 static int flow_fill_slot(struct tcp_client *client, struct tcp_request *request)
 {
 	char *to = wh_lender_slot(&client->tcp->lender, request->slot);
+	struct iovec vector[TCP_VECTOR];
+	uint64_t left = request->start.left;
 	struct tcp_walk walk;
+	size_t length, taken;
+	int count;
 
 	walk_start(&walk, request);
-	do {
-		if (!pair_may_vanish(request->fragment, &walk.pair))
-			memcpy(to + walk.before, walk.pair.local, walk.pair.length);
-		else if (wh_memory_take(to + walk.before, walk.pair.local, walk.pair.length))
-			return request_note_fault(request, &walk);
-	} while (walk_step(&walk, request->fragment));
+	for (; left; left -= length, to += length) {
+		length = walk.pair.length - walk.done;
+		if (!pair_may_vanish(request->fragment, &walk.pair)) {
+			memcpy(to, walk.pair.local + walk.done, length);
+		} else {
+			count = 0;
+			length = walk_vector(client, &walk, request, false, vector, &count);
+			taken = wh_memory_take(wh_engine_process(wh_peer_engine(client->tcp->peer)),
+					       to, vector, count, length);
+			if (taken < length) {
+				walk_advance(client, &walk, request->fragment, false, taken);
+				return request_note_fault(request, &walk);
+			}
+		}
+		walk_advance(client, &walk, request->fragment, false, length);
+	}
 	return 0;
 }
 
@@ -488,38 +502,60 @@ static int flow_take_head(struct tcp_client *client)
 	return client->into_left == client->response.bytes ? 0 : -EPROTO;
 }
 
+/* Copy payload to memory of the application's: as many extents as there are bytes for, up to
+ * `most`, by one system call. Returns how many bytes, or -EFAULT. */
+static ssize_t flow_put_checked(struct tcp_client *client, const uint8_t *from, size_t most)
+{
+	struct tcp_request *request = client->receiving;
+	bool errors = client->response.errors;
+	struct iovec vector[TCP_VECTOR];
+	size_t length, put;
+	int count = 0;
+
+	length = walk_vector(client, &client->into, request, errors, vector, &count);
+	length = length < most ? length : most;
+	put = wh_memory_put(wh_engine_process(wh_peer_engine(client->tcp->peer)), vector, count,
+			    from, length);
+	if (put == length)
+		return (ssize_t)length;
+	walk_advance(client, &client->into, request->fragment, errors, put);
+	return request_note_fault(request, &client->into);
+}
+
 /* Copy payload to where it belongs: up to `most` bytes at `from`. Returns how many, or -EFAULT. */
 static ssize_t flow_put_payload(struct tcp_client *client, const uint8_t *from, size_t most)
 {
+	struct wh_fragment *fragment = client->receiving->fragment;
 	bool errors = client->response.errors;
+	struct tcp_walk *walk = &client->into;
+	ssize_t length;
 	size_t put = 0;
 	char *to;
 
-	while (put < most && client->into_left) {
-		struct tcp_walk *walk = &client->into;
-		uint64_t length = walk->pair.length - walk->done;
-
+	for (; put < most && client->into_left; put += (size_t)length) {
 		if (errors && extent_is_bad(client, walk->extent)) {
-			walk_step(walk, client->receiving->fragment);
+			walk_step(walk, fragment);
+			length = 0;
 			continue;
 		}
-		if (length > most - put)
-			length = most - put;
+		length = (ssize_t)(walk->pair.length - walk->done);
+		if ((size_t)length > most - put)
+			length = (ssize_t)(most - put);
 		to = walk_at(walk, client->receiving);
-		if (pair_may_vanish(client->receiving->fragment, &walk->pair)) {
-			if (wh_memory_put(to, from + put, length))
-				return request_note_fault(client->receiving, walk);
-		} else if (tcp_of(client->receiving->fragment)->windowed) {
-			tcp_window_put(client->receiving->fragment, &walk->pair, to, from + put,
-				       length);
-		} else {
-			memcpy(to, from + put, length);
-		}
-		put += length;
-		client->into_left -= length;
-		walk_advance(client, walk, client->receiving->fragment, errors, length);
+		if (pair_may_vanish(fragment, &walk->pair))
+			length = flow_put_checked(client, from + put,
+						  tcp_of(fragment)->windowed ? (size_t)length :
+									       most - put);
+		else if (tcp_of(fragment)->windowed)
+			tcp_window_put(fragment, &walk->pair, to, from + put, (size_t)length);
+		else
+			memcpy(to, from + put, (size_t)length);
+		if (length < 0)
+			return length;
+		client->into_left -= (uint64_t)length;
+		walk_advance(client, walk, fragment, errors, (uint64_t)length);
 	}
-	if (tcp_of(client->receiving->fragment)->windowed)
+	if (tcp_of(fragment)->windowed)
 		wh_copy_issued();
 	return (ssize_t)put;
 }

@@ -153,20 +153,53 @@ static void payload_copy_to_slots(struct tcp_server *server)
 	}
 }
 
-/* Copy the next bytes of the buffer to the region entered last. 0 or EFAULT. */
-static int payload_copy(struct tcp_server *server, const struct tcp_entered *entered, char *to,
+/* Account for payload taken from the buffer. */
+static void payload_took(struct tcp_server *server, size_t length)
+{
+	server->in.start += (uint32_t)length;
+	server->in.length -= (uint32_t)length;
+	server->left -= length;
+	tcp_extents_advance(server->extents, &server->at, &server->skip, length);
+}
+
+/* Copy to memory of the application's: as many extents as there are bytes for, by one system
+ * call, or only this one of a request for region windows. */
+static void payload_put(struct tcp_server *server, struct tcp_entered *entered, char *to,
 			size_t length)
+{
+	const uint8_t *from = server->in.bytes + server->in.start;
+	struct iovec vector[TCP_VECTOR] = { { to, length } };
+	size_t put;
+	int count = 1;
+
+	if (!server->windowed) {
+		count = 0;
+		length = payload_fill_vector(server, entered, vector, &count);
+		length = length < server->in.length ? length : server->in.length;
+	}
+	put = wh_memory_put(wh_engine_process(server->engine), vector, count, from, length);
+	payload_took(server, put);
+	if (put < length)
+		server->extents[server->at].error = EFAULT;
+}
+
+/* Copy the next bytes of the buffer to the region entered last, `length` of them to `to`. */
+static void payload_copy(struct tcp_server *server, struct tcp_entered *entered, char *to,
+			 size_t length)
 {
 	const uint8_t *from = server->in.bytes + server->in.start;
 	struct wh_region_entry *entry = entered->entries[entered->count - 1];
 
+	if (!entered->window &&
+	    wh_region_may_vanish(wh_container(entry, struct wh_region, entry))) {
+		payload_put(server, entered, to, length);
+		return;
+	}
 	if (entered->window)
 		wh_region_window_write(entered->window, to, from, length);
-	else if (wh_region_may_vanish(wh_container(entry, struct wh_region, entry)))
-		return -wh_memory_put(to, from, length);
 	else
 		memcpy(to, from, length);
-	return 0;
+	payload_took(server, length);
 }
 
 /* Copy payload that arrived in the buffer, together with the header, into the regions. */
@@ -189,15 +222,12 @@ static void payload_copy_to_regions(struct tcp_server *server)
 				tcp_regions_leave(&entered);
 				continue;
 			}
-			if (memory)
-				error = payload_copy(server, &entered, memory + server->skip,
-						     length);
 			extent->error = error;
 		}
-		in->start += (uint32_t)length;
-		in->length -= (uint32_t)length;
-		server->left -= length;
-		tcp_extents_advance(server->extents, &server->at, &server->skip, length);
+		if (memory)
+			payload_copy(server, &entered, memory + server->skip, length);
+		else
+			payload_took(server, length);
 	}
 	tcp_regions_leave(&entered);
 }

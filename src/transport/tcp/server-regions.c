@@ -58,9 +58,9 @@ char *tcp_region_enter(struct tcp_server *server, struct tcp_entered *entered,
 
 /* ---- checking ---------------------------------------------------------- */
 
-/* Is some of a region's memory no longer mapped? Checked before any byte moves, because some
- * written bytes are copied by the CPU, which would raise a signal, and because the response to a
- * read announces all its bytes before they are sent. */
+/* Is some of a region's memory no longer mapped? Checked before any byte moves, because the
+ * response to a read announces all its bytes before they are sent, and because a channel writes by
+ * the CPU, which would raise a signal. */
 static bool entry_has_holes(const struct wh_region_entry *entry)
 {
 	const struct wh_region *region = wh_container(entry, struct wh_region, entry);
@@ -110,7 +110,8 @@ int tcp_extent_check(struct tcp_server *server, struct tcp_checked *last,
 		/* The session outlives this connection. */
 		if (last->entry) {
 			last->access = wh_session_access(server->session, last->entry);
-			last->holes = entry_has_holes(last->entry);
+			last->holes =
+				(op == WH_READ || server->channel) && entry_has_holes(last->entry);
 		}
 	}
 	if (!last->entry)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* memory-gone.c: registered memory that has been unmapped, on either side, gives an errno and never
  * a signal */
+#include "lib/files.h"
 #include "lib/fixture.h"
 
 #include <linux/filter.h>
@@ -407,6 +408,50 @@ static void gone__some_batches(void **state)
 	crowd_close(&crowd);
 }
 
+/* A file among the targets of a request has all of it go through slots, from which the CPU copies
+ * to memory. */
+static void gone__beside_a_file(void **state)
+{
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = "file",
+					     .access = ACCESS_BOTH };
+	struct wh_region *region;
+	struct wh_remote file;
+	struct crowd crowd;
+	int fd = file_new(LENGTH);
+
+	(void)state;
+	want_true(fd >= 0, "no file");
+	crowd_open(&crowd);
+	want(0, file_region(crowd.owner, fd, 0, LENGTH, &options, &region));
+	want(0, wh_peer_find(crowd.peer, "file", PATIENCE, &file));
+	for (unsigned int bad = 0; bad < 4; bad++) {
+		uint32_t op = bad & 1 ? WH_READ : WH_WRITE;
+		void *page = bad & 2 ? crowd.target + LENGTH : crowd.pages[1];
+		struct wh_transfer transfers[] = { crowd_read(&crowd, 0, 0, 2 * PAGE),
+						   crowd_read(&crowd, 1, 0, PAGE),
+						   crowd_read(&crowd, 2, 0, PAGE) };
+		struct wh_batch *batch;
+
+		transfers[0].remote = file.id;
+		for (unsigned int i = 0; i < 3; i++)
+			transfers[i].op = op;
+		want(0, wh_batch_new(crowd.peer, NULL, &batch));
+		want(0, wh_batch_add(batch, transfers, 3));
+		want(0, batch_run(batch));
+		/* At the owner or here; not to be written, or not to be read. */
+		want(0,
+		     mprotect(page, PAGE, (op == WH_READ) == !(bad & 2) ? PROT_NONE : PROT_READ));
+		want(-EFAULT, batch_run(batch));
+		want(0, mprotect(page, PAGE, PROT_READ | PROT_WRITE));
+		want(0, batch_run(batch));
+		want(0, wh_batch_free(batch));
+	}
+	want(0, wh_region_unregister(region));
+	close(fd);
+	crowd_close(&crowd);
+}
+
 /* ---- a seccomp filter, as of old containers ------------------------------------------------ */
 
 static const char *missing_filters(void)
@@ -504,6 +549,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_OVER(gone__truncated_here, vm),
 	TEST(gone__some_of_a_request),
 	TEST(gone__some_batches),
+	TEST(gone__beside_a_file),
 	TEST_NEEDS(gone__call_refused, needs_filters),
 };
 
