@@ -194,6 +194,7 @@ struct probe {
 	uint64_t length; /* of the long copy; at most PROBE_LONG */
 	uint64_t ring; /* bytes of the ring that each job reserves */
 	bool from_ring, to_ring; /* the address above is in the ring: add the reserved offset */
+	int64_t began; /* the patience is that for all of its jobs */
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 	bool moves; /* a job has ended */
 	bool late; /* a job has been given up, and still runs */
@@ -251,15 +252,15 @@ static void probe_wait(struct probe *probe, int64_t start)
 {
 	const struct timespec pause = { .tv_nsec = PROBE_PAUSE };
 	int64_t patience = probe->stream->gpu->gpus->probe_patience / (probe->moves ? 1 : 2);
-	int64_t waited;
+	int64_t now;
 
 	while (!atomic_load(&probe->state) && !probe->late) {
 		if (wh_gpus_poll(probe->stream->gpu->gpus))
 			continue;
-		waited = wh_now() - start;
-		if (waited < PROBE_SPIN)
+		now = wh_now();
+		if (now - start < PROBE_SPIN)
 			sched_yield();
-		else if (waited < patience)
+		else if (now - probe->began < patience)
 			nanosleep(&pause, NULL);
 		else
 			probe->late = true;
@@ -414,6 +415,7 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 	if (!probe)
 		return;
 	probe->stream = stream;
+	probe->began = wh_now();
 	/* If the stream is in use, the times would include other jobs. */
 	pthread_mutex_lock(&stream->lock);
 	first = !stream->probed && !stream->head;

@@ -40,7 +40,7 @@ struct wh_gpus {
 	struct wh_cuda *cuda;
 	bool many_cpus; /* the GPU thread may spin; threads of their own read files */
 	int64_t spin_for; /* ns; the most that wh_gpus_progress() polls */
-	/* ns; so long a probe waits for each of its jobs, and half of that for the first, a short
+	/* ns; so long a probe waits for all of its jobs, and half of that for the first, a short
 	 * copy: plans probe, and a GPU may stand still */
 	int64_t probe_patience;
 

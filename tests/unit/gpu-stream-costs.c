@@ -214,6 +214,7 @@ static void lessons__a_long_submission(void **state)
 	free(b);
 }
 
+#define SLOW 10000 /* us, of a copy */
 #define STILL 3000000 /* us; long beside what the probe is told to wait */
 
 static void costs__probe(void **state)
@@ -262,6 +263,24 @@ static void costs__stands_still(void **state)
 	assert_false(atomic_load(&urgent->cost)->measured);
 	slow(0, 0, 0);
 	tear_down(b); /* waits for the GPU */
+	free(b);
+}
+
+/* The patience is that for all jobs of a probe together: here each of them keeps well within it. */
+static void costs__patience_for_all(void **state)
+{
+	void (*slow)(unsigned, unsigned, unsigned) = fake_symbol("fake_cuda_slow");
+	struct bench *b = malloc(sizeof(*b));
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_TO_HOST);
+	b->engine->gpus->probe_patience = 10 * SLOW * 1000;
+	slow(0, SLOW, 0);
+	wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
+	assert_false(atomic_load(&b->stream->cost)->measured);
+	slow(0, 0, 0);
+	tear_down(b);
 	free(b);
 }
 
@@ -409,6 +428,7 @@ int main(void)
 		cmocka_unit_test(lessons__a_long_submission),
 		cmocka_unit_test(costs__probe),
 		cmocka_unit_test(costs__stands_still),
+		cmocka_unit_test(costs__patience_for_all),
 		cmocka_unit_test(lessons__pairs_after_a_noisy_look),
 		cmocka_unit_test(lessons__blocks_after_a_noisy_look),
 		cmocka_unit_test(lessons__never_at_the_cost_of_latency),
