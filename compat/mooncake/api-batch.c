@@ -496,17 +496,17 @@ int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 			     struct transfer_request *entries, size_t count,
 			     notify_msg_t notify_msg)
 {
-	/* The requests say whom to notify. */
-	if (!engine || !entries || !count || !notify_msg.name || !notify_msg.msg)
+	if (!engine || (!entries && count) || !notify_msg.name || !notify_msg.msg)
 		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s",
-				!engine            ? "engine is NULL" :
-				!entries || !count ? "no requests, so no segment to notify: call "
-						     "genNotifyInEngine()" :
-						     "notify_msg has no name or no msg");
+				!engine           ? "engine is NULL" :
+				!entries && count ? "entries is NULL" :
+						    "notify_msg has no name or no msg");
 	if (te_forked(engine, "submitTransferWithNotify"))
 		return -TE_ARGUMENT;
-	return batch_submit_quietly(engine, batch_id, entries, count, &notify_msg,
-				    "submitTransferWithNotify");
+	/* The requests say whom to notify. */
+	return count ? batch_submit_quietly(engine, batch_id, entries, count, &notify_msg,
+					    "submitTransferWithNotify") :
+		       0;
 }
 
 /* ---- status -------------------------------------------------------------------------------- */

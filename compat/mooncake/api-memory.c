@@ -78,6 +78,38 @@ static void memory_remove(struct te_engine *engine, const struct te_memory *memo
 		(engine->memory_count - index) * sizeof(*engine->memories));
 }
 
+/* ---- memory of 0 bytes --------------------------------------------------------------------- */
+
+static int empty_enter(struct te_engine *engine, uint64_t address, const char *call)
+{
+	uint64_t *more;
+
+	pthread_mutex_lock(&engine->lock);
+	more = realloc(engine->empty, (engine->empty_count + 1) * sizeof(*more));
+	if (more) {
+		more[engine->empty_count++] = address;
+		engine->empty = more;
+	}
+	pthread_mutex_unlock(&engine->lock);
+	return more ? 0 : te_fail(TE_MEMORY, "%s: no memory", call);
+}
+
+/* False: there is none. */
+static bool empty_leave(struct te_engine *engine, uint64_t address)
+{
+	size_t i = 0;
+	bool found;
+
+	pthread_mutex_lock(&engine->lock);
+	while (i < engine->empty_count && engine->empty[i] != address)
+		i++;
+	found = i < engine->empty_count;
+	if (found)
+		engine->empty[i] = engine->empty[--engine->empty_count];
+	pthread_mutex_unlock(&engine->lock);
+	return found;
+}
+
 /* ---- publishing ---------------------------------------------------------------------------- */
 
 int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
@@ -197,9 +229,12 @@ static int memory_enter(struct te_engine *engine, void *address, size_t length, 
 		.size = sizeof(options),
 		.access = published ? WH_ACCESS_READ | WH_ACCESS_WRITE : 0,
 	};
-	struct te_memory *memory = calloc(1, sizeof(*memory));
+	struct te_memory *memory;
 	int error;
 
+	if (!length)
+		return empty_enter(engine, (uintptr_t)address, call);
+	memory = calloc(1, sizeof(*memory));
 	if (!memory)
 		return te_fail(TE_MEMORY, "%s: no memory", call);
 	*memory = (struct te_memory){
@@ -237,10 +272,8 @@ static int memory_enter(struct te_engine *engine, void *address, size_t length, 
 
 static int memory_check(const void *address, size_t length, const char *call)
 {
-	if (!address)
+	if (!address && length)
 		return te_fail(TE_ARGUMENT, "%s: the address is NULL", call);
-	if (!length)
-		return te_fail(TE_ARGUMENT, "%s: %p has a length of 0", call, address);
 	if (length > UINTPTR_MAX - (uintptr_t)address)
 		return te_fail(TE_ARGUMENT, "%s: %p and %zu bytes go past the end of all addresses",
 			       call, address, length);
@@ -260,6 +293,8 @@ static int memory_leave(struct te_engine *engine, uint64_t address, const char *
 	memory = index ? engine->memories[index - 1] : NULL;
 	if (!memory || memory->address != address) {
 		pthread_mutex_unlock(&engine->lock);
+		if (empty_leave(engine, address))
+			return 0;
 		return te_fail(TE_NOT_REGISTERED,
 			       "%s: no memory is registered that starts at 0x%" PRIx64, call,
 			       address);
@@ -305,7 +340,10 @@ static int memory_register_all(struct te_engine *engine, const struct buffer_ent
 
 		snprintf(text, sizeof(text), "%s", wh_fail_text());
 		while (done--)
-			memory_leave(engine, (uintptr_t)entries[done].addr, call);
+			if (entries[done].length)
+				memory_leave(engine, (uintptr_t)entries[done].addr, call);
+			else
+				empty_leave(engine, (uintptr_t)entries[done].addr);
 		te_fail(error, "%s", text);
 	}
 	pthread_mutex_unlock(&engine->publishing);
@@ -389,6 +427,7 @@ void te_memory_free(struct te_engine *engine)
 		free(engine->memories[i]);
 	}
 	free(engine->memories);
+	free(engine->empty);
 	free(engine->served);
 	free(engine->spare[0]);
 	free(engine->spare[1]);

@@ -185,6 +185,9 @@ struct te_engine {
 
 	struct te_memory **memories; /* by address */
 	size_t memory_count;
+	/* where 0 bytes are registered, once for each time: nothing is published of them */
+	uint64_t *empty;
+	size_t empty_count;
 	/* what the server has, and what it gets next; the second one is there after a
 	 * registration, until the list is published */
 	struct wh_mooncake_memory *served, *spare[2];

@@ -147,9 +147,9 @@ int showLinks(transfer_engine_t engine, char *buf_out, size_t buf_len, int json)
 
 /* Register host or GPU memory as a source of requests and, unless `remote_accessible` is 0, for
  * other engines to read and write. The caller keeps the memory until it is unregistered. It may not
- * overlap memory that is already registered. `location` ("cpu:0", "cuda:0", "*") is ignored: the
- * driver says what the memory is. Blocks on the store.
- * 0, -1, -6, -7, -200 (the memory is not registered then), -302. */
+ * overlap memory that is already registered; 0 bytes may be anywhere. `location` ("cpu:0",
+ * "cuda:0", "*") is ignored: the driver says what the memory is. Blocks on the store. 0, -1, -6,
+ * -7, -200 (the memory is not registered then), -302. */
 int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, const char *location,
 			int remote_accessible);
 
@@ -203,7 +203,7 @@ int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfe
 /* The same, with a notification to the target of the first request, sent when all requests have
  * succeeded. If one fails, no notification is sent. The requests end together: when the
  * notification is confirmed, or when one has failed and none moves any more. If the notification
- * cannot be sent, they fail. */
+ * cannot be sent, they fail. Without requests there is no target, and nobody is notified. */
 int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
 			     struct transfer_request *entries, size_t count,
 			     notify_msg_t notify_msg);

@@ -152,7 +152,9 @@ static void arguments__null(void **state)
 	assert_int_equal(submitTransfer(NULL, 1, &request, 1), 1);
 	assert_int_equal(submitTransfer(ours, 1, NULL, 1), 1);
 	assert_int_equal(submitTransfer(ours, 1, NULL, 0), 0);
-	assert_int_equal(submitTransferWithNotify(ours, 1, NULL, 0, note), 1);
+	assert_int_equal(submitTransferWithNotify(ours, 1, NULL, 1, note), 1);
+	assert_int_equal(submitTransferWithNotify(ours, 1, NULL, 0, note), 0);
+	assert_int_equal(submitTransferWithNotify(ours, 1, NULL, 0, empty), 1);
 	assert_int_equal(submitTransferWithNotify(ours, 1, &request, 1, empty), 1);
 	assert_int_equal(getTransferStatus(NULL, 1, 0, &status), 1);
 	assert_int_equal(getTransferStatus(ours, 1, 0, NULL), 1);
@@ -275,7 +277,6 @@ static void memory__wrong(void **state)
 	assert_int_equal(unregisterLocalMemory(ours, source), 0);
 	assert_int_equal(unregisterLocalMemory(ours, source), -3);
 	assert_int_equal(registerLocalMemory(ours, NULL, 4096, "*", 1), -1);
-	assert_int_equal(registerLocalMemory(ours, source, 0, "*", 1), -1);
 	assert_int_equal(registerLocalMemory(ours, source, SIZE_MAX, "*", 1), -1);
 	assert_int_equal(registerLocalMemory(ours, (void *)8, 4096, "*", 1), -1);
 	/* All entries are registered, or none. */
@@ -377,12 +378,42 @@ static void batch__nothing(void **state)
 	assert_int_equal(count, 1);
 	assert_string_equal(got->msg, text);
 	freeNotifsMsgBuf(got, count);
-	/* Nobody would be notified. */
-	assert_int_equal(submitTransferWithNotify(ours, batch, requests, 0, note), 1);
-	said("genNotifyInEngine()");
+	/* Nobody is notified of nothing. */
+	assert_int_equal(submitTransferWithNotify(ours, batch, requests, 0, note), 0);
 	requests[0].target_id = segment + 100;
 	assert_int_equal(submitTransfer(ours, batch, requests, 1), 1);
 	assert_int_equal(freeBatchID(ours, batch), 0);
+}
+
+/* Memory of 0 bytes, as of empty tensors, whose address may be NULL, may be registered anywhere,
+ * and as often as one likes. */
+static void memory__empty(void **state)
+{
+	buffer_entry_t entries[] = { { NULL, 0 }, { source, 0 }, { source + 8, 4096 } };
+	void *addresses[] = { NULL, source, NULL };
+	struct transfer_request request = good_request();
+	batch_id_t batch = allocateBatchID(ours, 1);
+
+	(void)state;
+	assert_int_equal(unregisterLocalMemory(ours, NULL), -3);
+	assert_int_equal(registerLocalMemory(ours, NULL, 0, "*", 1), 0);
+	assert_int_equal(registerLocalMemory(ours, source, 0, "*", 1), 0);
+	assert_int_equal(registerLocalMemory(ours, source + 5, 0, "*", 0), 0);
+	assert_int_equal(unregisterLocalMemory(ours, source + 5), 0);
+	assert_int_equal(unregisterLocalMemory(ours, source + 5), -3);
+	/* All entries are registered, or none, and what was there before stays. */
+	assert_int_equal(registerLocalMemoryBatch(ours, entries, 3, "*"), -7);
+	assert_int_equal(registerLocalMemoryBatch(ours, entries, 2, "*"), 0);
+	assert_int_equal(submitTransfer(ours, batch, &request, 1), 0);
+	assert_int_equal(wait_for(ours, batch, 0), STATUS_COMPLETED);
+	assert_int_equal(freeBatchID(ours, batch), 0);
+	/* Of two at one address the one with bytes goes first. */
+	assert_int_equal(unregisterLocalMemoryBatch(ours, addresses, 3), 0);
+	assert_int_equal(unregisterLocalMemory(ours, NULL), -3);
+	assert_int_equal(unregisterLocalMemory(ours, source), 0);
+	assert_int_equal(unregisterLocalMemory(ours, source), 0);
+	assert_int_equal(unregisterLocalMemory(ours, source), -3);
+	assert_int_equal(registerLocalMemory(ours, source, LENGTH, "*", 1), 0);
 }
 
 static void batch__requests(void **state)
@@ -785,6 +816,7 @@ int main(void)
 		CASE(fork__every_call),
 		CASE(create__wrong),
 		CASE(memory__wrong),
+		CASE(memory__empty),
 		CASE(memory__not_accessible),
 		CASE(batch__numbers),
 		CASE(batch__nothing),
