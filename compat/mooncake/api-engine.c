@@ -322,7 +322,7 @@ static int engine_open_all(struct te_engine *engine, const char *metadata, const
 	error = wh_config_load(config, NULL);
 	engine->timeout = config->number[WH_SETTING_TIMEOUT] * WH_MS;
 	engine->log = (struct wh_log){ wh_log_stderr, NULL,
-				       wh_config_log_level(config->text[WH_SETTING_LOG]) };
+				       wh_config_log_level(config->text[WH_SETTING_LOG]), NULL };
 	engine->cpus = (unsigned)get_nprocs();
 	if (error)
 		error = te_fail_mooncake(error, "createTransferEngine");

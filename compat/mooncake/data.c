@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "compat/mooncake/internal.h"
+#include "util/address.h"
 
 #define MAX_CONNECTIONS 1024 /* data connections */
 #define MAX_PER_SOURCE 512 /* from one client address (connection-limit.h) */
@@ -178,14 +179,15 @@ static ssize_t data_check_request(struct data *data)
 
 	data->done = data->done_before = 0;
 	if (wh_mooncake_request_parse(data->bytes, request)) {
-		wh_mooncake_log(data->server, "refused: %s", wh_fail_text());
+		wh_mooncake_log(data->server, data->limited.source, "refused: %s", wh_fail_text());
 		return data_refuse(data);
 	}
 	data->memory = data_find_memory(data->server, request, &why);
 	if (!data->memory) {
-		wh_mooncake_log(
-			data->server, "refused: a %s of %" PRIu64 " bytes at 0x%" PRIx64 " %s",
-			request->write ? "write" : "read", request->length, request->address, why);
+		wh_mooncake_log(data->server, data->limited.source,
+				"refused: a %s of %" PRIu64 " bytes at 0x%" PRIx64 " %s",
+				request->write ? "write" : "read", request->length,
+				request->address, why);
 		return data_refuse(data);
 	}
 	if (data->defer_reads && !request->write) {
@@ -240,7 +242,8 @@ static int data_copy(const struct data *data, size_t length)
 			      data->request.address - data->memory->address + data->done, length,
 			      data->request.write);
 	if (error)
-		wh_mooncake_log(data->server, "cannot copy %zu bytes %s %s: %s", length,
+		wh_mooncake_log(data->server, data->limited.source,
+				"cannot copy %zu bytes %s %s: %s", length,
 				data->request.write ? "to" : "from", data->memory->name,
 				strerror(-error));
 	return error;
@@ -408,8 +411,9 @@ static void data_patience(struct wh_timer *timer)
 	int64_t now = wh_now();
 
 	if (wh_mooncake_order_expire(&server->order, now))
-		wh_mooncake_log(server, "requests of a client no longer wait for its unfinished "
-					"write");
+		wh_mooncake_log(server, 0,
+				"requests of a client no longer wait for its unfinished "
+				"write");
 	data_resume(server);
 	if (!wh_list_empty(&server->order.waiting))
 		wh_timer_set(&server->loop, timer, now + EXPIRE_INTERVAL);
@@ -476,7 +480,7 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
 
 	if (!wh_mooncake_limit_has_room(&server->transfers, from, &last)) {
 		if (!last) {
-			wh_mooncake_log(server,
+			wh_mooncake_log(server, wh_address_prefix(from),
 					"a data connection was refused: all %d, or all %d of its "
 					"address, are busy",
 					MAX_CONNECTIONS, MAX_PER_SOURCE);

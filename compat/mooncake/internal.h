@@ -10,6 +10,7 @@
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/listener.h"
+#include "util/log.h"
 #include "util/loop.h"
 
 /* A port that the server listens on. */
@@ -27,6 +28,7 @@ struct wh_mooncake_server {
 	struct wh_loop loop;
 	struct wh_mooncake_port control, data;
 	struct wh_timer sweep;
+	struct wh_log_limit log_limit;
 	/* The loop's thread only. */
 	struct wh_mooncake_limit controls; /* control connections, the oldest first */
 	struct wh_mooncake_limit
@@ -38,8 +40,10 @@ struct wh_mooncake_server {
 	uint64_t moved_before_turn; /* `moved` when the data listener's turn began */
 };
 
-void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
+/* Log what a client causes, if that is not too much: `who` is the prefix of its address; 0: it is
+ * no client's. */
+void wh_mooncake_log(struct wh_mooncake_server *server, uint64_t who, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
 
 void wh_mooncake_data_open(struct wh_mooncake_server *server);
 /* Serve a new data connection; `fd` belongs to the callee. */

@@ -37,16 +37,22 @@ struct control {
 	uint64_t length;
 };
 
-void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
+void wh_mooncake_log(struct wh_mooncake_server *server, uint64_t who, const char *format, ...)
 {
 	char line[WH_TEXT_MAX];
+	enum wh_log_turn turn;
 	va_list arguments;
 
 	if (!server->options.log)
 		return;
+	turn = wh_log_limit_take(&server->log_limit, who);
+	if (turn == WH_LOG_NOT)
+		return;
 	va_start(arguments, format);
-	vsnprintf(line, sizeof(line), format, arguments);
+	vsnprintf(line, sizeof(line) - sizeof(WH_LOG_REST), format, arguments);
 	va_end(arguments);
+	if (turn == WH_LOG_LAST)
+		strcat(line, WH_LOG_REST);
 	server->options.log(server->options.arg, line);
 }
 
@@ -199,7 +205,8 @@ static int control_reply(struct control *control)
 	unsigned char *reply = json ? malloc(WH_MOONCAKE_FRAME_HEAD + length) : NULL;
 
 	if (!reply) {
-		wh_mooncake_log(control->server, "a control request is not answered: %s",
+		wh_mooncake_log(control->server, control->limited.source,
+				"a control request is not answered: %s",
 				json ? strerror(ENOMEM) : wh_fail_text());
 		free(json);
 		return -1;
@@ -237,8 +244,8 @@ static int control_take_head(struct control *control)
 	if (control->got < sizeof(control->head))
 		return 1;
 	if (wh_mooncake_frame_length(control->head, &control->length)) {
-		wh_mooncake_log(control->server, "a control request is not answered: %s",
-				wh_fail_text());
+		wh_mooncake_log(control->server, control->limited.source,
+				"a control request is not answered: %s", wh_fail_text());
 		return -1;
 	}
 	control->got = 0;
@@ -384,7 +391,7 @@ static bool port_evict(struct wh_listener *listener)
 
 static void port_waits(struct wh_listener *listener, int error)
 {
-	wh_mooncake_log(port_server(listener), "new connections have to wait: accept4: %s",
+	wh_mooncake_log(port_server(listener), 0, "new connections have to wait: accept4: %s",
 			strerror(error));
 }
 

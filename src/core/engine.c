@@ -360,10 +360,11 @@ static void engine_open_log(struct wh_engine *engine, const struct wh_engine_opt
 	uint32_t setting = wh_config_log_level(engine->config.text[WH_SETTING_LOG]);
 
 	if (options->log)
-		engine->log = (struct wh_log){ options->log, options->log_arg,
-					       setting > level ? setting : level };
+		engine->log =
+			(struct wh_log){ options->log, options->log_arg,
+					 setting > level ? setting : level, &engine->log_limit };
 	else if (setting)
-		engine->log = (struct wh_log){ wh_log_stderr, NULL, setting };
+		engine->log = (struct wh_log){ wh_log_stderr, NULL, setting, &engine->log_limit };
 }
 
 /* Otherwise a misspelt WHERRY_TLS would silently mean plaintext. */

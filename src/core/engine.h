@@ -64,6 +64,7 @@ struct wh_engine {
 	volatile unsigned char *ours;
 	pid_t process; /* that one */
 	struct wh_log log;
+	struct wh_log_limit log_limit;
 	/* warning.c: hashes of the reasons that were said why a peer of this machine is reached by
 	 * the network; TLS has switched a transport off that this machine could use. */
 	_Atomic uint64_t warned[WH_WARNINGS];

@@ -114,10 +114,12 @@ void wh_engine_count_connection(struct wh_engine *engine)
 	wh_count_add(&engine->statistics.connections, 1);
 }
 
-void wh_engine_report_damage(struct wh_engine *engine, const char *name, const char *text)
+void wh_engine_report_damage(struct wh_engine *engine, uint64_t who, const char *name,
+			     const char *text)
 {
 	wh_count_add(&engine->statistics.damaged, 1);
-	wh_log_line(&engine->log, WH_LOG_WARN, "net", "%s %s; the connection is cut", name, text);
+	wh_log_about(&engine->log, who, WH_LOG_WARN, "net", "%s %s; the connection is cut", name,
+		     text);
 }
 
 /* ---- peers ---------------------------------------------------------------------------------- */

@@ -161,8 +161,8 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	wh_removals_drop(peer);
 	if (error == -EBADMSG)
 		wh_engine_report_damage(
-			peer->engine, *peer->welcome.name ? peer->welcome.name : peer->address_text,
-			text);
+			peer->engine, (uintptr_t)peer,
+			*peer->welcome.name ? peer->welcome.name : peer->address_text, text);
 	if (!peer->listed || state == WH_PEER_CONNECTING) { /* during the handshake */
 		if (error == -ECONNRESET)
 			snprintf(why, sizeof(why),
@@ -175,7 +175,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	}
 	peer->listed = false;
 	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
-	wh_log_line(&peer->engine->log, WH_LOG_INFO, "peer", "lost: %s", why);
+	wh_log_about(&peer->engine->log, (uintptr_t)peer, WH_LOG_INFO, "peer", "lost: %s", why);
 	wh_count_add(&peer->lost, 1);
 	wh_count_add(&peer->engine->statistics.peers_lost, 1);
 	atomic_fetch_add(&peer->losses, 1);

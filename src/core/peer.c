@@ -66,8 +66,9 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 	atomic_store(&peer->usable[id], false);
 	pthread_mutex_unlock(&peer->lock);
 	atomic_fetch_add(&peer->plan_version, 1);
-	wh_log_line(&peer->engine->log, WH_LOG_WARN, "peer", "%s to %s is not used any more: %s",
-		    wh_transport(id)->name, peer->welcome.name, why);
+	wh_log_about(&peer->engine->log, (uintptr_t)peer, WH_LOG_WARN, "peer",
+		     "%s to %s is not used any more: %s", wh_transport(id)->name,
+		     peer->welcome.name, why);
 }
 
 /* ---- transports and state -------------------------------------------------------------------- */

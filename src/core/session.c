@@ -158,7 +158,8 @@ static void session_gone(struct wh_control *control, int error, const char *text
 	struct wh_session *session = wh_container(control, struct wh_session, control);
 
 	if (error == -EBADMSG)
-		wh_engine_report_damage(session->engine, session->hello.name, text);
+		wh_engine_report_damage(session->engine, session->quota->node.key,
+					session->hello.name, text);
 	wh_session_end(session, error, text);
 }
 
@@ -296,7 +297,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_channel *channel,
 	wh_count_add(&engine->statistics.sessions_opened, 1);
 	pthread_mutex_unlock(&engine->lock);
 	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + session_patience(engine));
-	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has connected", session->hello.name);
+	wh_log_about(&engine->log, quota->node.key, WH_LOG_INFO, "session", "%s has connected",
+		     session->hello.name);
 	if (session_likely_stages(session))
 		wh_session_stages(session);
 	wh_control_process_early(&session->control);
@@ -308,8 +310,8 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	struct wh_engine *engine = session->engine;
 
 	(void)error; /* `text` says it */
-	wh_log_line(&engine->log, WH_LOG_INFO, "session", "%s has left: %s", session->hello.name,
-		    text);
+	wh_log_about(&engine->log, session->quota->node.key, WH_LOG_INFO, "session",
+		     "%s has left: %s", session->hello.name, text);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		wh_transport(id)->session_ending(session);
 	pthread_mutex_lock(&engine->lock);

@@ -73,8 +73,8 @@ void wh_warning_refused(struct wh_peer *peer, enum wh_transport_id id, const cha
 		local_text(peer, transport, why, text);
 		wh_log_line(&engine->log, WH_LOG_WARN, "peer", "%s", text);
 	} else {
-		wh_log_line(&engine->log, WH_LOG_INFO, "peer", "%s: %s is refused: %s",
-			    peer->welcome.name, transport->name, why);
+		wh_log_about(&engine->log, (uintptr_t)peer, WH_LOG_INFO, "peer",
+			     "%s: %s is refused: %s", peer->welcome.name, transport->name, why);
 	}
 }
 

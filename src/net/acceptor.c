@@ -118,10 +118,11 @@ static int handshake_end(struct handshake *handshake, struct wh_channel **keep)
 static void handshake_refuse(struct handshake *handshake, int error, const char *text)
 {
 	const struct wh_acceptor_options *given = &handshake->acceptor->given;
+	uint64_t from = handshake->source_prefix;
 	struct wh_channel *channel;
 	int fd = handshake_end(handshake, &channel);
 
-	wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s", text);
+	wh_log_about(given->log, from, WH_LOG_INFO, "net", "connection refused: %s", text);
 	wh_refuse(fd, channel, error, text);
 }
 
@@ -279,8 +280,8 @@ static void handshake_proof(struct handshake *handshake)
 
 	if (!wh_proof_equal(&given->self->trust->crypto, handshake->proofs.initiator,
 			    handshake->received.bytes + WH_FRAME_HEADER)) {
-		wh_log_line(
-			given->log, WH_LOG_INFO, "net",
+		wh_log_about(
+			given->log, from, WH_LOG_INFO, "net",
 			"authentication failed: the peer claiming to be '%s' does not hold this "
 			"engine's key",
 			hello.name);
@@ -352,8 +353,8 @@ static bool handshake_shake(struct handshake *handshake)
 			       wh_channel_unsent(handshake->channel) ? EPOLLIN | EPOLLOUT :
 								       EPOLLIN);
 	} else if (error) {
-		wh_log_line(given->log, WH_LOG_INFO, "net", "connection refused: %s",
-			    wh_channel_text(handshake->channel));
+		wh_log_about(given->log, handshake->source_prefix, WH_LOG_INFO, "net",
+			     "connection refused: %s", wh_channel_text(handshake->channel));
 		handshake_end(handshake, NULL);
 	}
 	return !error;
@@ -391,9 +392,9 @@ static void handshake_ready(struct wh_source *source, uint32_t events)
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got < 0 && errno == EBADMSG)
-			wh_log_line(handshake->acceptor->given.log, WH_LOG_WARN, "net",
-				    "%s, during its handshake, %s", handshake->hello.name,
-				    wh_channel_text(handshake->channel));
+			wh_log_about(handshake->acceptor->given.log, handshake->source_prefix,
+				     WH_LOG_WARN, "net", "%s, during its handshake, %s",
+				     handshake->hello.name, wh_channel_text(handshake->channel));
 		if (got <= 0) {
 			handshake_end(handshake, NULL);
 			return;

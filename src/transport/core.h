@@ -108,7 +108,8 @@ void wh_engine_count_staged(struct wh_engine *engine, uint64_t bytes);
 void wh_engine_count_connection(struct wh_engine *engine);
 /* Log that a connection with `name` is cut because of damaged bytes, as `text` says, and count it.
  * On any thread. */
-void wh_engine_report_damage(struct wh_engine *engine, const char *name, const char *text);
+void wh_engine_report_damage(struct wh_engine *engine, uint64_t who, const char *name,
+			     const char *text);
 /* Do the TCP connections to the peer consist of records, or will they when they are opened? */
 bool wh_peer_has_records(const struct wh_peer *peer);
 

@@ -422,7 +422,7 @@ static inline void fake_log_line(void *at, const struct wh_log_record *record)
 static inline void fake_logs(void)
 {
 	fake_log[0] = 0;
-	engine->log = (struct wh_log){ fake_log_line, NULL, WH_LOG_DEBUG };
+	engine->log = (struct wh_log){ fake_log_line, NULL, WH_LOG_DEBUG, NULL };
 }
 
 /* It has logged this, as "1 area: text" with the level in front. */

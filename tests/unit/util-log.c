@@ -6,6 +6,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "frozen-clock.h"
+#include "util/clock.h"
 #include "util/log.h"
 
 static char logged[1024];
@@ -30,7 +32,7 @@ static int log_begin(void **state)
 
 static void line__as_formatted(void **state)
 {
-	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO, NULL };
 
 	(void)state;
 	wh_log_line(&log, WH_LOG_INFO, "net", "%s has left: %d", "north", 7);
@@ -41,7 +43,7 @@ static void line__as_formatted(void **state)
 /* A peer's text must not begin a line of its own, or move a terminal's cursor. */
 static void line__control_characters(void **state)
 {
-	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO, NULL };
 
 	(void)state;
 	wh_log_line(&log, WH_LOG_INFO, "net", "%s", "north\nwherry: \x1b[2Jall is well");
@@ -52,7 +54,7 @@ static void line__control_characters(void **state)
 
 static void line__too_long(void **state)
 {
-	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO, NULL };
 	char text[2000];
 
 	(void)state;
@@ -64,7 +66,7 @@ static void line__too_long(void **state)
 
 static void line__no_function(void **state)
 {
-	const struct wh_log log = { NULL, &lines, WH_LOG_INFO };
+	const struct wh_log log = { NULL, &lines, WH_LOG_INFO, NULL };
 
 	(void)state;
 	wh_log_line(&log, WH_LOG_INFO, "net", "nobody reads this");
@@ -73,7 +75,7 @@ static void line__no_function(void **state)
 
 static void line__level(void **state)
 {
-	const struct wh_log log = { log_keep, &lines, WH_LOG_WARN };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_WARN, NULL };
 
 	(void)state;
 	wh_log_line(&log, WH_LOG_INFO, "net", "an event");
@@ -86,7 +88,7 @@ static void line__level(void **state)
 /* What one call writes to stderr. */
 static void line__stderr(void **state)
 {
-	const struct wh_log log = { wh_log_stderr, NULL, WH_LOG_DEBUG };
+	const struct wh_log log = { wh_log_stderr, NULL, WH_LOG_DEBUG, NULL };
 	static const struct {
 		uint32_t level;
 		const char *line;
@@ -115,6 +117,54 @@ static void line__stderr(void **state)
 	close(saved);
 }
 
+/* Neither one address nor many fill the log, one does not silence the others, and what is left out
+ * is said. */
+static void about__limit(void **state)
+{
+	struct wh_log_limit limit = { .lock = PTHREAD_MUTEX_INITIALIZER };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO, &limit };
+
+	(void)state;
+	frozen_now = 1000 * WH_SECOND;
+	for (int i = 0; i < 1000; i++)
+		wh_log_about(&log, 1, WH_LOG_INFO, "net", "refused");
+	assert_int_equal(lines, 100);
+	assert_string_equal(logged, "refused" WH_LOG_REST);
+	wh_log_about(&log, 2, WH_LOG_INFO, "net", "another one");
+	assert_string_equal(logged, "another one");
+	wh_log_about(&log, 3, WH_LOG_DEBUG, "net", "a detail");
+	assert_int_equal(lines, 101);
+	for (uint64_t i = 0; i < 100000; i++)
+		wh_log_about(&log, 100 + i, WH_LOG_INFO, "net", "refused");
+	assert_true(lines <= 100 * WH_LOG_WHO);
+	lines = 0;
+	frozen_now += 10 * WH_SECOND - 1;
+	wh_log_about(&log, 1, WH_LOG_INFO, "net", "refused");
+	assert_int_equal(lines, 0);
+	frozen_now++;
+	wh_log_about(&log, 1, WH_LOG_INFO, "net", "refused again");
+	assert_string_equal(logged, "refused again");
+	assert_int_equal(lines, 1);
+	frozen_now = 0;
+}
+
+/* The words about what is left out have room. */
+static void about__too_long(void **state)
+{
+	struct wh_log_limit limit = { .lock = PTHREAD_MUTEX_INITIALIZER };
+	const struct wh_log log = { log_keep, &lines, WH_LOG_INFO, &limit };
+	char text[2000];
+
+	(void)state;
+	memset(text, 'x', sizeof(text));
+	text[sizeof(text) - 1] = 0;
+	for (int i = 0; i < 100; i++)
+		wh_log_about(&log, 1, WH_LOG_INFO, "net", "%s", text);
+	assert_int_equal(lines, 100);
+	assert_int_equal(strlen(logged), 511);
+	assert_non_null(strstr(logged, "x" WH_LOG_REST));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -124,6 +174,8 @@ int main(void)
 		cmocka_unit_test_setup(line__level, log_begin),
 		cmocka_unit_test_setup(line__stderr, log_begin),
 		cmocka_unit_test_setup(line__no_function, log_begin),
+		cmocka_unit_test_setup(about__limit, log_begin),
+		cmocka_unit_test_setup(about__too_long, log_begin),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

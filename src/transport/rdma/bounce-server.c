@@ -20,6 +20,7 @@
 #include <sys/mman.h>
 
 #include "gpu/staging.h"
+#include "net/quota.h"
 #include "transport/rdma/rdma.h"
 #include "transport/rdma/server.h"
 #include "util/clock.h"
@@ -407,8 +408,9 @@ static void copy_ended(struct wh_task *task)
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_log_line(wh_engine_log(bounce->engine), WH_LOG_INFO, "rdma",
-			    "rdma: staging for a peer: %s", why);
+		wh_log_about(wh_engine_log(bounce->engine),
+			     session ? wh_session_quota(session)->node.key : 0, WH_LOG_INFO, "rdma",
+			     "rdma: staging for a peer: %s", why);
 	/* No peer is told the names of files. */
 	if (bounce->system)
 		snprintf(why, sizeof(copy->staging.text), "the owner's file cannot be %s: %s",

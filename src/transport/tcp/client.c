@@ -172,9 +172,10 @@ static int client_shake_tls(struct tcp_client *client)
 	int error = wh_channel_handshake(client->channel);
 
 	if (error && error != -EAGAIN)
-		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
-			    "TLS handshake of a data connection to %s failed: %s",
-			    wh_peer_name(client->tcp->peer), wh_channel_text(client->channel));
+		wh_log_about(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+			     (uintptr_t)client->tcp->peer, WH_LOG_INFO, "tcp",
+			     "TLS handshake of a data connection to %s failed: %s",
+			     wh_peer_name(client->tcp->peer), wh_channel_text(client->channel));
 	if (!error)
 		error = client_send_hello(client);
 	if (!error)
@@ -216,9 +217,10 @@ static int client_read_welcome(struct tcp_client *client)
 		error = EPROTO;
 		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
 				  text);
-		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
-			    "%s refused a data connection: %s", wh_peer_name(client->tcp->peer),
-			    text);
+		wh_log_about(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+			     (uintptr_t)client->tcp->peer, WH_LOG_INFO, "tcp",
+			     "%s refused a data connection: %s", wh_peer_name(client->tcp->peer),
+			     text);
 		return -error;
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
@@ -337,9 +339,9 @@ static void client_turn(struct tcp_client *client, enum who who, struct wh_list 
 			error = tcp_flow_send(client, who == OWNER);
 	}
 	if (error == -EBADMSG)
-		wh_engine_report_damage(wh_peer_engine(client->tcp->peer),
-					wh_peer_name(client->tcp->peer),
-					wh_channel_text(client->channel));
+		wh_engine_report_damage(
+			wh_peer_engine(client->tcp->peer), (uintptr_t)client->tcp->peer,
+			wh_peer_name(client->tcp->peer), wh_channel_text(client->channel));
 	if (error && error != -EAGAIN)
 		client_mark_broken(client, error);
 	else
@@ -775,10 +777,11 @@ bool tcp_client_watch(struct tcp_client *client, int64_t patience)
 		client->progressed_moved = client->moved;
 		client->progressed_queued = queued;
 	} else if (now - client->progressed > patience) {
-		wh_log_line(wh_engine_log(wh_peer_engine(client->tcp->peer)), WH_LOG_INFO, "tcp",
-			    "a data connection to %s has stood still for %lld ms: opening another "
-			    "one",
-			    wh_peer_name(client->tcp->peer), (long long)(patience / WH_MS));
+		wh_log_about(wh_engine_log(wh_peer_engine(client->tcp->peer)),
+			     (uintptr_t)client->tcp->peer, WH_LOG_INFO, "tcp",
+			     "a data connection to %s has stood still for %lld ms: opening another "
+			     "one",
+			     wh_peer_name(client->tcp->peer), (long long)(patience / WH_MS));
 		client->progressed = 0;
 		client_mark_broken(client, -ETIMEDOUT);
 	}

@@ -317,8 +317,9 @@ static void chunk_end_write(struct tcp_chunk *chunk)
 			write->extents[i].error = -chunk->staging.error;
 	}
 	if (chunk->staging.error)
-		wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
-			    "cannot store bytes received from a peer: %s", chunk->staging.text);
+		wh_log_about(wh_engine_log(server->engine),
+			     wh_session_quota(server->session)->node.key, WH_LOG_INFO, "tcp",
+			     "cannot store bytes received from a peer: %s", chunk->staging.text);
 	write_chunk_done(server, write);
 	chunk_free(chunk);
 }
@@ -362,8 +363,9 @@ static int job_fail(struct tcp_server *server, struct tcp_job *job, const struct
 {
 	int error = chunk->staging.error;
 
-	wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
-		    "cannot read bytes that a peer asks for: %s", chunk->staging.text);
+	wh_log_about(wh_engine_log(server->engine), wh_session_quota(server->session)->node.key,
+		     WH_LOG_INFO, "tcp", "cannot read bytes that a peer asks for: %s",
+		     chunk->staging.text);
 	return tcp_answer_refuse_read(server, job, -error) ? 0 : error;
 }
 

@@ -177,13 +177,15 @@ void tcp_server_turn(struct tcp_server *server, bool readable)
 	if (error && error != -EAGAIN) {
 		if (error == -EBADMSG)
 			wh_engine_report_damage(server->engine,
+						wh_session_quota(server->session)->node.key,
 						wh_session_hello(server->session)->name,
 						wh_channel_text(server->channel));
 		else if (error != -ECONNRESET && error != -EPIPE)
-			wh_log_line(wh_engine_log(server->engine), WH_LOG_INFO, "tcp",
-				    "data connection dropped: %s",
-				    error == -EPROTO ? "the peer broke the protocol" :
-						       strerror(-error));
+			wh_log_about(wh_engine_log(server->engine),
+				     wh_session_quota(server->session)->node.key, WH_LOG_INFO,
+				     "tcp", "data connection dropped: %s",
+				     error == -EPROTO ? "the peer broke the protocol" :
+							strerror(-error));
 		server_stop(server);
 		return;
 	}
@@ -309,8 +311,9 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_channel *ch
 	    !wh_quota_is_full(wh_session_quota(session)))
 		server = server_new(session, fd, channel, hello, servers->first_loop);
 	if (!server) {
-		wh_log_line(
-			wh_engine_log(wh_session_engine(session)), WH_LOG_INFO, "tcp",
+		wh_log_about(
+			wh_engine_log(wh_session_engine(session)),
+			wh_session_quota(session)->node.key, WH_LOG_INFO, "tcp",
 			"data connection from %s dropped: %s", wh_session_hello(session)->name,
 			servers && servers->count == CONNECTIONS_MAX ?
 				"its session has the most allowed" :
