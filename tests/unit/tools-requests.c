@@ -82,6 +82,60 @@ static void take__half_for_one_address(void **state)
 	requests_free(requests.first);
 }
 
+static void want_source(struct requests *requests, uint64_t source, size_t size)
+{
+	struct request *request;
+
+	assert_true(request_next(requests, 0, &request));
+	assert_non_null(request);
+	assert_int_equal(request->source, source);
+	assert_int_equal(request->size, size);
+	free(request);
+}
+
+static void take_sized(struct requests *requests, uint64_t source, size_t size)
+{
+	char bytes[16] = { 0 };
+	const struct wh_notification note = {
+		.source = source, .sender = "s", .buffer = bytes, .length = size
+	};
+
+	requests_take(requests, &note);
+}
+
+/* Addresses take turns, each with its requests in their order. */
+static void next__addresses_in_turn(void **state)
+{
+	struct requests requests = queue_of(16);
+	struct request *request;
+
+	(void)state;
+	requests.last = &requests.first;
+	pthread_cond_init(&requests.changed, NULL);
+	for (size_t i = 1; i <= 4; i++)
+		take_sized(&requests, 1, i);
+	take_sized(&requests, 2, 5);
+	take_sized(&requests, 2, 6);
+	take_sized(&requests, 3, 7);
+	want_source(&requests, 1, 1);
+	want_source(&requests, 2, 5);
+	take_sized(&requests, 4, 8);
+	want_source(&requests, 3, 7);
+	want_source(&requests, 1, 2);
+	take_sized(&requests, 3, 9);
+	want_source(&requests, 2, 6);
+	want_source(&requests, 4, 8);
+	want_source(&requests, 1, 3);
+	want_source(&requests, 3, 9);
+	want_source(&requests, 1, 4);
+	assert_true(request_next(&requests, 0, &request));
+	assert_null(request);
+	assert_int_equal(requests.count, 0);
+	take_sized(&requests, 1, 1);
+	want_source(&requests, 1, 1);
+	pthread_cond_destroy(&requests.changed);
+}
+
 static bool never_its_turn(void *owner, const struct request *request)
 {
 	size_t *refused = owner;
@@ -119,6 +173,7 @@ int main(void)
 		cmocka_unit_test(may_note__once_for_each_address),
 		cmocka_unit_test(take__half_for_one_address),
 		cmocka_unit_test(later__half_for_one_address),
+		cmocka_unit_test(next__addresses_in_turn),
 	};
 
 	return cmocka_run_group_tests_name("tools-requests", tests, NULL, NULL);

@@ -17,6 +17,30 @@
 #define PAUSE_FIRST (WH_MS / 10)
 #define PAUSE_MOST (10 * WH_MS)
 
+/* Take the first request, and put the others of its address behind those of all others: each
+ * address gets one turn after the other, however many requests it has. */
+static struct request *queue_take(struct requests *requests)
+{
+	struct request *taken = requests->first, *own = NULL;
+	struct request **link, **own_last = &own;
+
+	requests->first = taken->next;
+	for (link = &requests->first; *link;) {
+		if ((*link)->source != taken->source) {
+			link = &(*link)->next;
+			continue;
+		}
+		*own_last = *link;
+		own_last = &(*link)->next;
+		*link = (*link)->next;
+	}
+	*own_last = NULL;
+	*link = own;
+	requests->last = own ? own_last : link;
+	requests->count--;
+	return taken;
+}
+
 /* The next request, or NULL after `wait` ns. False: the thread ends. */
 static bool request_next(struct requests *requests, int64_t wait, struct request **out)
 {
@@ -29,13 +53,8 @@ static bool request_next(struct requests *requests, int64_t wait, struct request
 	if (!requests->first && !requests->ending)
 		pthread_cond_timedwait(&requests->changed, &requests->lock, &time);
 	ending = requests->ending;
-	if (requests->first && !ending) {
-		*out = requests->first;
-		requests->first = (*out)->next;
-		requests->count--;
-		if (!requests->first)
-			requests->last = &requests->first;
-	}
+	if (requests->first && !ending)
+		*out = queue_take(requests);
 	pthread_mutex_unlock(&requests->lock);
 	return !ending;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A thread of wherry serve that answers what others ask by notifications, in their order: it may
- * wait for disks and peers, while the thread that receives notifications goes on. */
+/* A thread of wherry serve that answers what others ask by notifications: it may wait for disks,
+ * while the thread that receives notifications goes on. What one address asks is answered in its
+ * order, and addresses in turn. */
 #ifndef TOOLS_SERVE_REQUESTS_H
 #define TOOLS_SERVE_REQUESTS_H
 
