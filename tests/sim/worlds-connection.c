@@ -424,6 +424,65 @@ static void world_unserved(void)
 	scene_play(act_unserved);
 }
 
+/* ---- a batch that waits for its plan --------------------------------------------------------- */
+
+#define PIECES 64 /* transfers, each of which is a fragment of its own */
+#define PIECE 64 /* bytes */
+
+/* Transfers of two local regions in turn. */
+static struct wh_batch *write_pieces(struct scene *scene, struct wh_region *other)
+{
+	struct wh_transfer transfers[PIECES];
+	struct wh_batch *batch;
+
+	for (size_t i = 0; i < PIECES; i++)
+		transfers[i] = (struct wh_transfer){ .local = i % 2 ? other : scene->region,
+						     .local_offset = i * PIECE,
+						     .remote = scene->target->remote,
+						     .remote_offset = PROGRAM_GAP + i * PIECE,
+						     .length = PIECE,
+						     .op = WH_WRITE };
+	scene_expect("wh_batch_new", wh_batch_new(scene->peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, transfers, PIECES), 0);
+	return batch;
+}
+
+/* The owner is asked for a region, and the batch is planned by another thread. Until a byte can
+ * have moved, none is said to have. */
+static void act_unplanned(struct scene *scene)
+{
+	static uint8_t memory[PIECES * PIECE];
+	struct wh_region *other;
+	struct wh_batch *batch;
+	uint64_t bytes;
+
+	scene_expect(
+		"wh_region_register",
+		wh_region_register(scene->initiator->engine, memory, sizeof(memory), NULL, &other),
+		0);
+	batch = write_pieces(scene, other);
+	sim_network_watch(delay_all_data, NULL);
+	scene_expect("submit", wh_batch_submit(batch), 0);
+	for (int64_t end = sim_time + 20 * SIM_MS; sim_time < end;) {
+		scene_expect("wh_batch_progress", wh_batch_progress(batch, &bytes), 0);
+		scene_expect("bytes that have moved", (int)bytes, 0);
+		sim_sleep(500);
+	}
+	sim_network_watch(NULL, NULL);
+	scene_expect("the write", scene_end(batch, 20 * SIM_SEC), 0);
+	scene_expect("wh_batch_progress", wh_batch_progress(batch, &bytes), 0);
+	scene_expect("bytes that have moved", (int)bytes, PIECES * PIECE);
+	wh_batch_free(batch);
+	scene_expect("wh_region_unregister", wh_region_unregister(other), 0);
+}
+
+static void world_unplanned(void)
+{
+	sim_options.preempt = 300;
+	sim_options.timeout_ms = 20000;
+	scene_play(act_unplanned);
+}
+
 const struct world worlds_connection[] = {
 	{ "cancel-in-handshake", "a write behind a late PROVE is cancelled",
 	  world_cancel_in_handshake },
@@ -437,5 +496,6 @@ const struct world worlds_connection[] = {
 	  world_unequal_timeouts },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "unserved", "an owner is out of descriptors, and accepts nothing", world_unserved },
+	{ "unplanned", "a batch is looked at while it is planned", world_unplanned },
 	{ NULL, NULL, NULL },
 };
