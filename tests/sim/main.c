@@ -53,7 +53,8 @@ static struct {
 
 static struct {
 	uint64_t passed, failed, batches;
-	double cpu;
+	double cpu, longest; /* s */
+	struct run slowest; /* what took the longest */
 } total;
 
 /* ---- many runs ------------------------------------------------------------------------------- */
@@ -93,6 +94,10 @@ static bool job_ended(struct job *job, struct run_result *result, int status)
 {
 	job->child = 0;
 	total.cpu += result->cpu;
+	if (result->cpu >= total.longest) {
+		total.longest = result->cpu;
+		total.slowest = job->run;
+	}
 	if (!run_ended(&job->run, result, status)) {
 		run_failed(&job->run, result);
 		return false;
@@ -173,6 +178,10 @@ static int jobs_end(int64_t begun)
 	       (unsigned long long)total.passed, (unsigned long long)total.failed,
 	       (unsigned long long)total.batches, (double)(monotonic() - begun) / 1e9,
 	       total.cpu > 0 ? (double)(total.passed + total.failed) / total.cpu : 0.0);
+	if (total.passed + total.failed) {
+		printf("  the slowest took %.1f s of CPU: ", total.longest);
+		run_print_command(&total.slowest);
+	}
 	return total.failed != 0;
 }
 
