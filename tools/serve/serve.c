@@ -437,6 +437,10 @@ static void print_notification(const char *sender, uint64_t tag, const unsigned 
 	funlockfile(stdout);
 }
 
+/* ms between two looks while a hello of weights that are not open yet keeps the engine's descriptor
+ * readable. */
+#define HELLO_PAUSE 5
+
 /* Take any notification but hellos of weights, which the library takes itself: those whose tags
  * differ from theirs first in one bit of the upper half, bit by bit. */
 static int take_one(struct server *server, struct wh_notification *notification)
@@ -464,8 +468,9 @@ static int take_spread(struct server *server, const struct wh_notification *noti
 	return code;
 }
 
-/* Receive notifications even if they are not shown: otherwise senders would wait for ever. */
-static int take_notifications(struct server *server)
+/* Receive notifications even if they are not shown: otherwise senders would wait for ever. `taken`:
+ * some were there. */
+static int take_notifications(struct server *server, bool *taken)
 {
 	bool show = argument(server->arguments, "notifications");
 	static unsigned char bytes[WH_NOTIFICATION_MAX];
@@ -474,7 +479,9 @@ static int take_notifications(struct server *server)
 						.capacity = sizeof(bytes) };
 	int error, code = 0;
 
-	while (!code && !(error = take_one(server, &notification)))
+	*taken = false;
+	while (!code && !(error = take_one(server, &notification))) {
+		*taken = true;
 		if (notification.tag == SPREAD_TAG)
 			code = take_spread(server, &notification);
 		else if (notification.tag == DIR_TAG && server->dir_server)
@@ -482,6 +489,7 @@ static int take_notifications(struct server *server)
 		else if (show)
 			print_notification(notification.sender, notification.tag, bytes,
 					   notification.length);
+	}
 	if (code)
 		return code;
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot receive notifications");
@@ -531,6 +539,7 @@ static int serve_loop(struct server *server, int signals)
 		{ .fd = wh_engine_notification_fd(server->engine), .events = POLLIN },
 	};
 	struct signalfd_siginfo signal;
+	bool looks = true; /* at the second one, too */
 	int code;
 
 	code = service_print(wh_engine_url(server->engine));
@@ -541,15 +550,16 @@ static int serve_loop(struct server *server, int signals)
 	if (code)
 		return code;
 	for (;;) {
-		if (poll(fds, 2, -1) < 0 && errno != EINTR)
+		fds[1].revents = 0;
+		if (poll(fds, looks ? 2 : 1, looks ? -1 : HELLO_PAUSE) < 0 && errno != EINTR)
 			return fail(errno, "poll: %s", strerror(errno));
 		if (fds[0].revents)
 			return read(signals, &signal, sizeof(signal)) > 0 ? EXIT_PASS : EXIT_FAIL;
-		if (fds[1].revents) {
-			code = take_notifications(server);
-			if (code)
-				return code;
-		}
+		looks = true;
+		if (fds[1].revents)
+			code = take_notifications(server, &looks);
+		if (code)
+			return code;
 	}
 }
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Setup: command */
 /* command-notification.c: what `wherry serve --notifications` prints of senders with deceptive
- * names
+ * names, and what it leaves to the library
  *
  * Each line is SENDER TAG LENGTH BYTES, whatever the sender's name and bytes. */
 #include <signal.h>
 
 #include "lib/command.h"
 
-static void send_notification(const char *url, const char *name, const char *text)
+static void send_notification(const char *url, const char *name, uint64_t tag, const char *text)
 {
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .listen = "none",
@@ -20,7 +20,7 @@ static void send_notification(const char *url, const char *name, const char *tex
 	want(0, wh_engine_open(&options, &engine));
 	want(0, wh_peer_open(engine, url, NULL, &peer));
 	want(0, wh_batch_new(peer, NULL, &batch));
-	want(0, wh_batch_notify(batch, 7, text, strlen(text)));
+	want(0, wh_batch_notify(batch, tag, text, strlen(text)));
 	want(0, wh_batch_submit(batch));
 	want(0, batch_end(batch, PATIENCE));
 	want(0, wh_batch_free(batch));
@@ -50,10 +50,52 @@ static void notification__of_deceivers(void **state)
 		      ARGUMENTS("serve", "-m", "host:64KiB", "--notifications"));
 	command_line(&command, url, sizeof(url));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		send_notification(url, cases[i].name, cases[i].text);
+		send_notification(url, cases[i].name, 7, cases[i].text);
 		command_line(&command, line, sizeof(line));
 		want_true(!strcmp(line, cases[i].line), "it prints \"%s\", not \"%s\"", line,
 			  cases[i].line);
+	}
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
+}
+
+/* How often the process has waited for something. */
+static unsigned long waits_of(pid_t process)
+{
+	char path[64], line[256];
+	unsigned long waits = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/status", (int)process);
+	file = fopen(path, "r");
+	assert_non_null(file);
+	while (fgets(line, sizeof(line), file))
+		sscanf(line, "voluntary_ctxt_switches: %lu", &waits);
+	fclose(file);
+	return waits;
+}
+
+/* The hello of a spread stays in the inbox until the weights of that name are open. Meanwhile the
+ * server waits, rather than look again and again, and takes what else comes. */
+static void notification__of_weights_that_nobody_has(void **state)
+{
+	int64_t deadline = now() + PATIENCE;
+	struct command command;
+	unsigned long waits;
+	char url[128], line[256];
+
+	(void)state;
+	command_start(&command, NULL, NULL,
+		      ARGUMENTS("serve", "--weights", "host:64KiB", "--notifications"));
+	command_line(&command, url, sizeof(url));
+	send_notification(url, "early", WH_WEIGHTS_TAG | 1, "hello");
+	send_notification(url, "other", 7, "ready");
+	command_line(&command, line, sizeof(line));
+	want_true(!strcmp(line, "other 0x7 5 ready"), "it prints \"%s\"", line);
+	waits = waits_of(command.pid);
+	while (waits_of(command.pid) < waits + 20) {
+		want_true(now() < deadline, "it looks again and again");
+		sleep_ms(10);
 	}
 	want(0, kill(command.pid, SIGTERM));
 	want(0, command_wait(&command));
@@ -79,6 +121,7 @@ static void name__not_to_be_shown(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(notification__of_deceivers, needs_command),
+	TEST_NEEDS(notification__of_weights_that_nobody_has, needs_command),
 	TEST(name__not_to_be_shown),
 };
 

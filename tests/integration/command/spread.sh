@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Setup: weights
 # wherry spread and wherry serve --weights: a file to several processes, which hand it on to each
-# other; receivers that refuse or stand still; readers. spread-faults has the failures in the middle.
+# other; receivers that refuse or stand still; readers. Failures in the middle: spread-faults.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 # shellcheck source=tests/cases.sh
