@@ -424,6 +424,39 @@ static void world_unserved(void)
 	scene_play(act_unserved);
 }
 
+/* A connection is open when the owner runs out of descriptors. What has chosen others, because that
+ * one had work, goes by it when they are given up, without a failure. */
+static void act_half_served(struct scene *scene)
+{
+	int64_t timeout = sim_options.timeout_ms * SIM_MS;
+	struct wh_batch *batches[4];
+
+	batches[0] = scene_write(scene, 64);
+	scene_expect("submit", wh_batch_submit(batches[0]), 0);
+	scene_expect("a write", scene_end(batches[0], timeout), 0);
+	sim_node_no_descriptors(scene->owner->node, 3600 * SIM_SEC);
+	for (int i = 0; i < 4; i++) {
+		if (i)
+			batches[i] = scene_write(scene, 64);
+		scene_expect("submit", wh_batch_submit(batches[i]), 0);
+	}
+	scene_expect("the first write", scene_end(batches[0], timeout / 2), 0);
+	scene_expect("one that waits for another connection", wh_batch_status(batches[1]),
+		     -EINPROGRESS);
+	for (int i = 1; i < 4; i++)
+		scene_expect("one that has waited", scene_end(batches[i], timeout + SIM_SEC), 0);
+	for (int i = 0; i < 4; i++)
+		wh_batch_free(batches[i]);
+	sim_heal();
+}
+
+static void world_half_served(void)
+{
+	sim_options.timeout_ms = 4000;
+	sim_options.connections = 4;
+	scene_play(act_half_served);
+}
+
 /* ---- a batch that waits for its plan --------------------------------------------------------- */
 
 #define PIECES 64 /* transfers, each of which is a fragment of its own */
@@ -496,6 +529,7 @@ const struct world worlds_connection[] = {
 	  world_unequal_timeouts },
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "unserved", "an owner is out of descriptors, and accepts nothing", world_unserved },
+	{ "half-served", "the same, when one of its connections is open", world_half_served },
 	{ "unplanned", "a batch is looked at while it is planned", world_unplanned },
 	{ NULL, NULL, NULL },
 };

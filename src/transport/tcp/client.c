@@ -559,6 +559,7 @@ static void client_abort_done(struct wh_abort *abort, int error)
 	tcp_client_pump(client);
 }
 
+/* It cannot be opened. What waits for it goes by the connections that are open, if any is. */
 static void client_give_up(struct tcp_client *client, struct wh_list *done)
 {
 	char text[WH_TEXT_MAX];
@@ -567,7 +568,8 @@ static void client_give_up(struct tcp_client *client, struct wh_list *done)
 		 wh_peer_name(client->tcp->peer),
 		 atomic_load(&client->unserved) ? TCP_UNSERVED : strerror(-client->error));
 	client_end_requests(client, -EHOSTUNREACH, text, done);
-	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
+	if (!tcp_share_waiting(client->tcp, client))
+		tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->failing_since = 0;
 	client_not_wanted(client);
 }
@@ -610,6 +612,8 @@ static void client_cleanup(struct wh_task *task)
 	}
 	client_unlock(client);
 	tcp_fragments_done(&done);
+	if (given_up)
+		tcp_peer_kick(client->tcp);
 	if (ask)
 		wh_peer_abort(peer, &client->abort);
 	else /* what was submitted while an idle connection was being closed */

@@ -116,6 +116,32 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	tcp_fragments_done(&done);
 }
 
+void tcp_peer_kick(struct tcp_peer *tcp)
+{
+	for (unsigned i = 0; i < tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_kick(client, true);
+	}
+}
+
+bool tcp_share_waiting(struct tcp_peer *tcp, struct tcp_client *client)
+{
+	pthread_mutex_lock(&tcp->lock);
+	while (atomic_load(&tcp->serving) && !wh_list_empty(&client->mine)) {
+		struct wh_fragment *fragment =
+			wh_container(client->mine.next, struct wh_fragment, link);
+
+		fragment_take_out(fragment);
+		tcp_of(fragment)->alone = false;
+		atomic_store_explicit(&fragment->owner, NULL, memory_order_relaxed);
+		wh_list_append(&tcp->shared, &fragment->link);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	return atomic_load(&tcp->serving);
+}
+
 /* The largest request, in bytes, of a fragment of `bytes`. A shared fragment gets half-size
  * requests, so that its connections finish together, unless it fills a full-size request on each of
  * them: larger requests are faster. */

@@ -314,6 +314,11 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *request);
 /* Fail all that no connection has pulled yet: fragments pinned to `client`, and shared fragments
  * unless it is the latency connection or another one is open. `client` NULL: shared ones only. */
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
+/* Instead, share what is pinned to `client` with the connections that are open; tcp_peer_kick()
+ * starts them. False: none is open. */
+bool tcp_share_waiting(struct tcp_peer *tcp, struct tcp_client *client);
+/* Have the loops of the bulk connections work; no client.lock may be held. */
+void tcp_peer_kick(struct tcp_peer *tcp);
 
 /* In flow.c; under client.lock. Both return 0, -EAGAIN, or the error that breaks the connection,
  * and never wait. Completed fragments go to `done`, for tcp_fragments_done() after unlocking. */
