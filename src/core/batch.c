@@ -328,8 +328,8 @@ static int batch_reserve_items(struct wh_batch *batch, size_t count)
 	return error;
 }
 
-/* Begin to add `count` transfers: check the call's arguments, and make room for the items. 0: under
- * plan_lock. */
+/* Begin to add `count` transfers: check the call's arguments, and make room for the items. Without
+ * plan_lock where there is room: it takes half the time of adding one. */
 static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t count,
 			   const char *call)
 {
@@ -340,22 +340,30 @@ static int batch_begin_add(struct wh_batch *batch, const void *transfers, size_t
 	if (!transfers && count)
 		return wh_fail(EINVAL, "%s: transfers is NULL", call);
 	wh_batch_settle(batch);
+	if (count <= batch->item_room - batch->item_count)
+		return 0;
 	pthread_mutex_lock(&batch->plan_lock);
 	error = batch_reserve_items(batch, count);
-	if (error)
-		pthread_mutex_unlock(&batch->plan_lock);
+	pthread_mutex_unlock(&batch->plan_lock);
 	return error;
 }
 
-/* Add the `count` items that were made. */
+/* The next item that can be written. */
+static struct wh_item *batch_next_item(struct wh_batch *batch)
+{
+	return batch->items + atomic_load_explicit(&batch->item_count, memory_order_relaxed);
+}
+
+/* Count the `count` items that were made. */
 static int batch_end_add(struct wh_batch *batch, size_t count, int error)
 {
-	if (!error) {
-		batch->item_count += count;
-		batch->planned = 0;
-	}
-	pthread_mutex_unlock(&batch->plan_lock);
-	return error;
+	size_t before = atomic_load_explicit(&batch->item_count, memory_order_relaxed);
+
+	if (error)
+		return error;
+	atomic_store_explicit(&batch->planned, 0, memory_order_relaxed);
+	atomic_store_explicit(&batch->item_count, before + count, memory_order_release);
+	return 0;
 }
 
 /* One of length 0 is in no region. It stays in the list because it has an index. */
@@ -375,11 +383,12 @@ static void batch_set_item(struct wh_item *item, const struct wh_transfer *trans
 int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count)
 {
 	int error = batch_begin_add(batch, transfers, count, "wh_batch_add");
+	struct wh_item *item;
 
-	if (error)
+	if (error || !count)
 		return error;
-	for (size_t i = 0; i < count && !error; i++) {
-		struct wh_item *item = batch->items + batch->item_count + i;
+	item = batch_next_item(batch);
+	for (size_t i = 0; i < count && !error; i++, item++) {
 		const struct wh_transfer *transfer = &transfers[i];
 
 		error = batch_check_transfer(batch, transfer, i);
@@ -515,16 +524,17 @@ int wh_batch_add_address(struct wh_batch *batch, const struct wh_address_transfe
 	int error = batch_begin_add(batch, transfers, count, "wh_batch_add_address");
 	struct wh_batch_addresses addresses;
 	struct wh_transfer found = { 0 };
+	struct wh_item *item;
 	uint64_t local_id;
 
-	if (error)
+	if (error || !count)
 		return error;
+	item = batch_next_item(batch);
 	wh_batch_addresses_begin(&addresses, batch->peer);
 	for (size_t i = 0; i < count && !error; i++) {
 		error = batch_find_regions(batch, &addresses, &transfers[i], i, &found, &local_id);
 		if (!error)
-			batch_set_item(batch->items + batch->item_count + i, &found, local_id,
-				       (uintptr_t)transfers[i].local);
+			batch_set_item(item++, &found, local_id, (uintptr_t)transfers[i].local);
 	}
 	wh_batch_addresses_end(&addresses);
 	return batch_end_add(batch, count, error);

@@ -68,8 +68,11 @@ struct wh_batch {
 	/* required is "local": no networked transport between engines of one machine */
 	bool local;
 
+	/* One item more is written before it is counted, and only growing moves them: both may be
+	 * done while others look, see plan_lock. */
 	struct wh_item *items;
-	size_t item_count, item_room;
+	_Atomic size_t item_count;
+	size_t item_room;
 	struct wh_blocks **blocks;
 	size_t blocks_count, blocks_room;
 	/* The payload of NOTIFY, with room for its head: WH_NOTIFY_HEAD bytes. */
@@ -86,13 +89,13 @@ struct wh_batch {
 	struct wh_fragment *outgrown[WH_FRAGMENT_GROWTHS];
 	unsigned outgrown_count;
 	/* Guards `planning`, and keeps the plan as it is for those that look at it: see
-	 * wh_plan_hold(). Held while items and blocks are added. Taken before route_lock, text_lock
-	 * and the transports' locks. */
+	 * wh_plan_hold(). Held while items are moved and blocks are added. Taken before route_lock,
+	 * text_lock and the transports' locks. */
 	pthread_mutex_t plan_lock;
 	uint32_t planning; /* calls that change the plan, or items, now */
 	/* It names regions that were not known when they were added. In items by an address of the
 	 * peer's, `remote` is 0 and `offset` the address until the region is known. */
-	bool unresolved;
+	_Atomic bool unresolved;
 	/* It runs, but has no plan yet: only its worker sees `fragments`. Set under plan_lock. */
 	_Atomic bool resolving;
 	struct wh_resolution *resolution; /* while the peer is asked; under peer.lock */
@@ -101,7 +104,7 @@ struct wh_batch {
 	struct wh_event_wait *deferred_wait;
 	struct wh_patience patience;
 	uint32_t unready; /* of wh_plan(): choices for which some transport is being set up */
-	uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
+	_Atomic uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* Private to each transport: what its batch_closed frees. kept: one is not NULL. */
 	_Atomic(void *) transport[WH_TRANSPORT_COUNT];
