@@ -202,17 +202,28 @@ started() # FILE
 	return 1
 }
 
-# Its successor waits for the lease, and says so, without having been asked to.
+# Its successor takes the name at once where it sees that the process has ended.
 start
-"$wherry" serve -m host:4KiB -n node7 -c "registry=$url" -c lease=3s >first 2>first.err &
+"$wherry" serve -m host:4KiB -n node7 -c "registry=$url" -c lease=300s >first 2>first.err &
 first=$!
 started first && kill -KILL $first
 wait $first 2>/dev/null
 "$wherry" serve -m host:4KiB -n node7 -c "registry=$url" >second 2>second.err &
 second=$!
+started second && [ ! -s second.err ]
+verdict "a server takes the name of one that was killed on this host" $?
+kill -TERM $second
+wait $second
+
+# Elsewhere it waits for the lease, and says so, without having been asked to.
+asks '200 ok' PUT '/?key=wherry%2Fengine%2Fnode7&lease=3000&owner=0123456789abcdef' \
+	'{"schema": 1, "name": "node7", "epoch": "0123456789abcdef", "address": "10.0.0.7:7000",
+	"lease_ms": 3000}'
+"$wherry" serve -m host:4KiB -n node7 -c "registry=$url" >second 2>second.err &
+second=$!
 started second && grep \
 	-q -E "^wherry serve: warning: registry: $url: node7 is registered for an earlier engine, at $(
-	)$(sed -n 's,^wherry://,,p' first): waiting for its lease to end, at most [1-4] s more$" \
+	)10.0.0.7:7000: waiting for its lease to end, at most [1-4] s more$" \
 		second.err &&
 	[ "$(wc -l <second.err)" = 1 ]
 code=$?
