@@ -35,6 +35,9 @@ enum spread_op {
 	SPREAD_REPORT,
 	/* From the sender: leave. With a status: throw away what is not complete. */
 	SPREAD_END,
+	/* From the sender: nothing. Its engine confirms that it has come, so it does not stand
+	 * still. */
+	SPREAD_PING,
 	SPREAD_OP_END,
 };
 

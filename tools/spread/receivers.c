@@ -49,7 +49,7 @@ receiver_fail(struct spread *spread, struct receiver *receiver, int error, const
 /* ---- messages -------------------------------------------------------------------------------- */
 
 /* Which batch carries it. */
-enum send { SEND_ASK, SEND_OFFER, SEND_END };
+enum send { SEND_ASK, SEND_OFFER, SEND_END, SEND_PING };
 
 /* Send without waiting: who waits for an answer will see that none comes. */
 static void receiver_send(struct spread *spread, struct receiver *receiver, enum send which,
@@ -67,9 +67,9 @@ static void receiver_send(struct spread *spread, struct receiver *receiver, enum
 	if (!error)
 		error = wh_batch_submit(receiver->batches[which]);
 	free(bytes);
-	if (error && which != SEND_END && !length)
+	if (error && which < SEND_END && !length)
 		receiver_refuse(spread, receiver, error, "too many receivers for one spread");
-	else if (error && which != SEND_END)
+	else if (error && which < SEND_END)
 		receiver_fail(spread, receiver, error, "%s", wh_error_text());
 }
 
@@ -176,7 +176,7 @@ static void receiver_look(struct spread *spread, struct receiver *receiver, int6
 {
 	int status;
 
-	if (receiver->state == RECEIVER_FAILED || receiver->state == RECEIVER_DONE ||
+	if (!receiver->peer || receiver->state == RECEIVER_DONE ||
 	    receiver->state == RECEIVER_OPENING || receiver->state == RECEIVER_WILLING)
 		return;
 	status = wh_peer_status(receiver->peer);
@@ -186,13 +186,72 @@ static void receiver_look(struct spread *spread, struct receiver *receiver, int6
 		receiver->lost = now;
 	if (status == -ESTALE || (receiver->lost && now - receiver->lost > LOST))
 		receiver_fail(spread, receiver, status, "it has gone: %s", wh_error_text());
-	else if (engine_stall() != INT64_MAX && now - receiver->moved > engine_stall())
+	else if (receiver->state != RECEIVER_READY && now - receiver->moved > engine_stall())
 		receiver_fail(spread, receiver, -ETIMEDOUT,
 			      receiver->state == RECEIVER_ASKED ?
 				      "no answer in %g s: is it wherry serve --weights, and can it "
 				      "connect to this engine?" :
 				      STALL_TEXT,
 			      (double)engine_stall() / 1e9);
+}
+
+/* Ask it whether it stands still. */
+static void receiver_ping(struct spread *spread, struct receiver *receiver, int64_t now)
+{
+	struct spread_message ping = { .op = SPREAD_PING };
+	struct wh_batch **batch = &receiver->batches[SEND_PING];
+
+	if ((*batch && wh_batch_status(*batch) == -EINPROGRESS) ||
+	    now - receiver->pinged < engine_stall() / 8)
+		return;
+	wh_batch_free(*batch);
+	*batch = NULL;
+	receiver->pinged = now;
+	receiver_send(spread, receiver, SEND_PING, &ping);
+}
+
+/* It has not answered. Once it is lost the others see that, too, and ask somebody else. */
+static bool receiver_stands_still(const struct receiver *receiver, int64_t now)
+{
+	struct wh_batch *batch = receiver->batches[SEND_PING];
+	int status = batch ? wh_batch_status(batch) : 0;
+
+	return status && (status != -EINPROGRESS || now - receiver->pinged > engine_stall() / 4) &&
+	       (!receiver->lost || now - receiver->lost < LOST);
+}
+
+/* A receiver of which nothing comes stands still, or waits for one that does: only the former has
+ * failed. So when nothing has come for half of the time, all are asked. */
+static void stalls_look(struct spread *spread, int64_t now)
+{
+	bool quiet = false, still = false;
+
+	for (uint32_t i = 0; i < spread->count; i++) {
+		struct receiver *receiver = &spread->receivers[i];
+
+		quiet = quiet || (receiver->state == RECEIVER_READY &&
+				  now - receiver->moved > engine_stall() / 2);
+		still = still || receiver_stands_still(receiver, now);
+	}
+	for (uint32_t i = 0; i < spread->count; i++) {
+		struct receiver *receiver = &spread->receivers[i];
+
+		if (receiver->state != RECEIVER_READY)
+			continue;
+		if (quiet)
+			receiver_ping(spread, receiver, now);
+		if (now - receiver->moved <= engine_stall())
+			continue;
+		if (receiver_stands_still(receiver, now))
+			receiver_fail(spread, receiver, -ETIMEDOUT,
+				      "nothing has moved for %g s, and it does not answer",
+				      (double)engine_stall() / 1e9);
+		else if (!still)
+			receiver_fail(spread, receiver, -ETIMEDOUT, STALL_TEXT,
+				      (double)engine_stall() / 1e9);
+		else
+			receiver->moved = now;
+	}
 }
 
 /* How far each is, as the source knows it. */
@@ -209,7 +268,8 @@ static void progress_look(struct spread *spread, int64_t now)
 		    wh_weights_member(spread->weights, receiver->member, &member))
 			continue;
 		received = member.current ? spread->size : member.received;
-		if (received != receiver->received)
+		/* Of one that is lost nothing is known. */
+		if (received > receiver->received)
 			receiver->moved = now;
 		receiver->received = received;
 		if (member.state == WH_WEIGHTS_REFUSED)
@@ -257,6 +317,8 @@ static bool spread_turn(struct spread *spread)
 		progress_look(spread, now);
 	for (uint32_t i = 0; i < spread->count; i++)
 		receiver_look(spread, &spread->receivers[i], now);
+	if (spread->weights)
+		stalls_look(spread, now);
 	/* Others may have waited for those that are lost, and have to find someone else. */
 	for (uint32_t i = 0; losses != spread->losses && i < spread->count; i++)
 		if (spread->receivers[i].state == RECEIVER_READY)
@@ -478,7 +540,8 @@ int receivers_close(struct spread *spread, int code)
 	for (uint32_t i = 0; i < spread->count; i++) {
 		struct receiver *receiver = &spread->receivers[i];
 
-		for (size_t k = 0; k < 3; k++)
+		for (size_t k = 0; k < sizeof(receiver->batches) / sizeof(receiver->batches[0]);
+		     k++)
 			if (receiver->batches[k]) {
 				if (wh_batch_status(receiver->batches[k]) == -EINPROGRESS)
 					wh_batch_cancel(receiver->batches[k]);

@@ -33,11 +33,12 @@ struct receiver {
 	uint32_t member; /* of the offer; 0: left out, as it was not there */
 	char why[400];
 	struct wh_peer *peer;
-	struct wh_batch *batches[3]; /* asked, offered, ended */
+	struct wh_batch *batches[4]; /* asked, offered, ended, pinged */
 	char name[64], region[64];
 	char address[96], machine[64], host[64], location[32]; /* for the layouts */
 	uint64_t received;
 	int64_t moved, lost; /* when bytes came last; since when it is not connected, or 0 */
+	int64_t pinged; /* when it was last asked whether it stands still */
 	double seconds; /* until it had published the file */
 	struct spread_item *from; /* whom it has read from */
 	uint32_t from_count;

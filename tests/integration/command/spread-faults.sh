@@ -66,6 +66,36 @@ fi
 verdict "a receiver that is killed delays nobody" $result
 end
 
+# Two are killed and two stand still in the middle, and the time without bytes ends before the
+# others see whom they wait for in vain.
+has_part() # PROCESS: some of its memory is there
+{
+	awk '/^VmRSS/ { exit !($2 > 30000) }' "/proc/$1/status" || ! kill -0 "$spreading"
+}
+for _ in $(seq 10); do
+	start --weights host:400MiB:model --require tcp -- r1 r2 r3 r4 r5 r6 r7 r8
+	begin long "${urls[@]}" "${slow[@]}" --stall-timeout 2
+	until_so has_part "${receivers[1]}"
+	kill -STOP "${receivers[1]}" "${receivers[4]}"
+	kill -KILL "${receivers[2]}" "${receivers[7]}"
+	wait $spreading
+	status=$?
+	kill -KILL "${receivers[1]}" "${receivers[4]}"
+	[ $status != 0 ] && break
+	end
+done
+if [ $status = 69 ] && [ "$(value receivers_done)" = 4 ] &&
+	all_have long "${urls[0]}/model" "${urls[3]}/model" "${urls[5]}/model" \
+		"${urls[6]}/model"; then
+	result=0
+else
+	result=1
+	echo "status $status"
+	cat err out
+fi
+verdict "four of eight that fail take nobody with them" $result
+end
+
 start --weights host:400MiB:model --require tcp -- r1 r2 r3 r4
 for _ in $(seq 10); do
 	spread one "${urls[@]}"
