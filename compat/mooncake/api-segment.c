@@ -296,6 +296,28 @@ segment_id_t openSegmentNoCache(transfer_engine_t engine, const char *segment_na
 	return wh_fail_end(segment_open(engine, segment_name, true, "openSegmentNoCache"));
 }
 
+int wherrySegmentIsReady(transfer_engine_t handle, const char *segment_name)
+{
+	struct te_engine *engine = handle;
+	struct te_link *link = NULL;
+	bool ready;
+
+	while (segment_name && *segment_name == '/')
+		segment_name++;
+	if (!engine || !segment_name || te_forked(engine, "wherrySegmentIsReady"))
+		return 0;
+	pthread_mutex_lock(&engine->lock);
+	for (size_t i = 0; i < engine->segment_count && !link; i++)
+		if (!strcmp(engine->segments[i]->name, segment_name))
+			link = engine->segments[i]->link;
+	if (link)
+		link->references++;
+	pthread_mutex_unlock(&engine->lock);
+	ready = link && link_is_good(link);
+	te_link_put(link);
+	return ready;
+}
+
 int closeSegment(transfer_engine_t handle, segment_id_t segment_id)
 {
 	struct te_engine *engine = handle;

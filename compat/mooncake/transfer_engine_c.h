@@ -235,6 +235,10 @@ int genNotifyInEngine(transfer_engine_t engine, uint64_t target_id, notify_msg_t
  * thread's next failing call. */
 const char *wherryErrorText(void);
 
+/* 1: the segment has been opened and its engine is connected, so openSegment() does not wait; 0: it
+ * may. Does not block. */
+int wherrySegmentIsReady(transfer_engine_t engine, const char *segment_name);
+
 /* Wait up to `timeout` ns until all requests of the batch have ended, well or not, and its
  * notification is confirmed. Uses no CPU meanwhile. 0, 1 (no such batch), or 4 (some of its
  * requests have not ended). The batch must not be freed meanwhile: freeBatchID() then returns 4. */

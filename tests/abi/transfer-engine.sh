@@ -50,12 +50,12 @@ sort >"$directory/mooncake" <<-'NAMES'
 	genNotifyInEngine
 NAMES
 {
-	cat "$directory/mooncake" && printf 'wherryErrorText\nwherryWaitBatch\n'
+	cat "$directory/mooncake" && printf 'wherryErrorText\nwherrySegmentIsReady\nwherryWaitBatch\n'
 } | sort >"$directory/wanted"
 
 same "header and symbol map" header map
 same "symbol map and library, without versions" map library
-same "Mooncake's functions and two of ours" wanted map
+same "Mooncake's functions and three of ours" wanted map
 
 readelf -d "$library" >"$directory/dynamic"
 grep -F '(NEEDED)' "$directory/dynamic" | grep -o '\[.*\]' |

@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +15,8 @@ import time
 import unittest
 import unittest.mock
 import urllib.parse
+
+import test_signals
 
 ROOT = os.environ.get("TEST_SOURCE") or os.path.join(os.path.dirname(__file__), "../../..")
 COMMAND = os.environ.get("TEST_COMMAND", "")
@@ -157,6 +160,7 @@ class Mooncake(unittest.TestCase):
     def setUp(self):
         from wherry import mooncake
 
+        self.mooncake = mooncake
         self.engine = mooncake.TransferEngine()
         self.assertEqual(self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
         with tempfile.NamedTemporaryFile("w", suffix=".py", delete=False) as script:
@@ -303,8 +307,46 @@ class Mooncake(unittest.TestCase):
         self.assertEqual(self.engine.transfer_sync_read(self.target, self.here, 8, 8), -1)
         self.assertEqual(self.engine.transfer_sync_read(self.target, 8, self.there, 8), -1)
         self.assertLess(self.engine.unregister_memory(8), 0)
+        self.assertIn("no memory is registered", self.mooncake.wherry_error_text())
+        self.assertEqual(self.engine.transfer_sync_write("127.0.0.1:1", self.here, 0, 8), -1)
+        self.assertIn("127.0.0.1:1", self.mooncake.wherry_error_text())
+        self.assertEqual(self.engine.get_batch_transfer_status([7]), -1)
         self.assertEqual(self.engine.unregister_memory(self.here), 0)
         self.assertEqual(self.engine.get_notifies(), [])
+
+
+class Signals(test_signals.Interrupted):
+    """Ctrl-C, while a call waits for one that takes connections and says nothing."""
+
+    def setUp(self):
+        super().setUp()
+        from wherry import mooncake
+
+        self.other = mooncake.TransferEngine()
+        self.addCleanup(self.other.__del__)
+        self.silent = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(self.silent.close)
+        self.url = f"127.0.0.1:{self.silent.getsockname()[1]}"
+
+    def test_segment(self):
+        self.assertEqual(self.other.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        here = self.other.allocate_managed_buffer(4096)
+        self.interrupted(lambda: self.other.transfer_sync_write(self.url, here, 0, 8))
+
+    def test_store(self):
+        store = f"http://{self.url}/metadata"
+        self.interrupted(lambda: self.other.initialize("127.0.0.1", store, "tcp", ""))
+
+    def test_memory(self):
+        """The store stands still while memory is published and withdrawn."""
+        store = Store()
+        self.addCleanup(store.end)
+        self.assertEqual(self.other.initialize("127.0.0.1", store.url, "tcp", ""), 0)
+        here = self.other.allocate_managed_buffer(4096)
+        with store.changed:
+            self.interrupted(lambda: self.other.allocate_managed_buffer(4096))
+        with store.changed:
+            self.interrupted(lambda: self.other.unregister_memory(here))
 
 
 # In the real module's interpreter: serves memory, then moves it both ways. Prints what it has.

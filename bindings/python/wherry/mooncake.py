@@ -32,10 +32,10 @@ from ctypes import (
     c_void_p,
 )
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 from . import _native as native
-from ._engine import SLICE
+from ._engine import SLICE, apart
 from ._errors import text, whole
 
 _COMPLETED, _FAILED = 4, (2, 3, 5, 6)  # STATUS_...
@@ -85,6 +85,7 @@ _FUNCTIONS: Dict[str, Any] = {
     "genNotifyInEngine": (c_int, [_E, c_uint64, _Notify]),
     "warmupEfaSegment": (c_int, [_E, c_char_p]),
     "wherryErrorText": (c_char_p, []),
+    "wherrySegmentIsReady": (c_int, [_E, c_char_p]),
     "wherryWaitBatch": (c_int, [_E, c_uint64, c_int64]),
 }
 
@@ -109,9 +110,33 @@ def _load() -> ctypes.CDLL:
 _lib = _load()
 
 
+# The reason of a call that this thread had another one make, and what its own was then.
+_elsewhere = threading.local()
+
+
 def wherry_error_text() -> str:
     """The reason of this thread's last failed call. Not in Mooncake's module."""
-    return (_lib.wherryErrorText() or b"").decode("utf-8", "replace")
+    own = _lib.wherryErrorText() or b""
+    if getattr(_elsewhere, "own", None) == own:
+        own = _elsewhere.reason
+    return own.decode("utf-8", "replace")
+
+
+def _apart(call: Callable[[], int], undo: Optional[Callable[[int], Any]] = None) -> int:
+    """What call() returns, which may wait for a store or a peer; signals are handled meanwhile.
+    After Ctrl-C it goes on, and then undo(result) follows."""
+    results: List[int] = []
+    reason = b""
+
+    def run() -> None:
+        nonlocal reason
+        results.append(call())
+        reason = _lib.wherryErrorText() or b""
+
+    apart(run, (lambda: undo(results[0])) if undo else None)
+    if reason:
+        _elsewhere.own, _elsewhere.reason = _lib.wherryErrorText() or b"", reason
+    return results[0]
 
 
 class TransferOpcode(enum.IntEnum):
@@ -150,6 +175,8 @@ class TransferEngine:
         self._lock = threading.Lock()
         self._sizes: Dict[int, int] = {}  # batch: its requests
         self._managed: Dict[int, Any] = {}  # address: the memory of allocate_managed_buffer()
+        self._calls: List[None] = []  # one for each that may go on in another thread
+        self._unwanted: int = 0  # to be destroyed behind them
 
     def initialize(
         self, local_hostname: str, metadata_server: str, protocol: str, device_name: str
@@ -157,15 +184,11 @@ class TransferEngine:
         """Open the engine. Protocol and device are ignored: Wherry chooses the routes. 0 or -1."""
         if self._engine:
             return -1
-        self._engine = (
-            _lib.createTransferEngine(
-                text(metadata_server, "metadata_server"),
-                text(local_hostname, "local_hostname"),
-                b"",
-                0,
-                1,
-            )
-            or 0
+        store = text(metadata_server, "metadata_server")
+        name = text(local_hostname, "local_hostname")
+        self._engine = _apart(
+            lambda: _lib.createTransferEngine(store, name, b"", 0, 1) or 0,
+            lambda engine: engine and _lib.destroyTransferEngine(engine),
         )
         if not self._engine:
             return -1
@@ -194,18 +217,39 @@ class TransferEngine:
 
     def __del__(self) -> None:
         if getattr(self, "_engine", 0):
-            _lib.destroyTransferEngine(self._engine)
-            self._engine = 0
+            self._unwanted, self._engine = self._engine, 0
+            self._destroy()
+
+    def _destroy(self) -> None:
+        with self._lock:
+            engine = 0 if self._calls else self._unwanted
+            self._unwanted -= engine
+        if engine:
+            _lib.destroyTransferEngine(engine)
+
+    def _call(self, function: Any, *arguments: Any) -> int:
+        """Call what may wait, as _apart() does."""
+        engine = self._engine
+        self._calls.append(None)
+
+        def run() -> int:
+            try:
+                return int(function(engine, *arguments))
+            finally:
+                self._calls.pop()
+                self._destroy()
+
+        return _apart(run)
 
     # ---- memory
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Let other engines read and write the memory, and use it as a source. 0 or negative."""
-        return int(_lib.registerLocalMemory(self._engine, whole(buffer_addr, "buffer_addr"),
-                                            whole(capacity, "capacity"), b"*", 1))  # fmt: skip
+        address, length = whole(buffer_addr, "buffer_addr"), whole(capacity, "capacity")
+        return self._call(_lib.registerLocalMemory, address, length, b"*", 1)
 
     def unregister_memory(self, buffer_addr: int) -> int:
-        return int(_lib.unregisterLocalMemory(self._engine, buffer_addr))
+        return self._call(_lib.unregisterLocalMemory, buffer_addr)
 
     def batch_register_memory(
         self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*"
@@ -217,19 +261,20 @@ class TransferEngine:
             for address, capacity in zip(buffer_addresses, capacities)
         ]
         array = (_Buffer * len(pairs))(*pairs)
-        return int(_lib.registerLocalMemoryBatch(self._engine, array, len(array), b"*"))
+        return self._call(_lib.registerLocalMemoryBatch, array, len(array), b"*")
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
         array = (c_void_p * len(buffer_addresses))(*buffer_addresses)
-        return int(_lib.unregisterLocalMemoryBatch(self._engine, array, len(array)))
+        return self._call(_lib.unregisterLocalMemoryBatch, array, len(array))
 
     def allocate_managed_buffer(self, length: int) -> int:
         """Registered memory of the engine; its address, or 0."""
         memory = ctypes.create_string_buffer(length)
         address = ctypes.addressof(memory)
+        self._managed[address] = memory  # before: after Ctrl-C registering goes on
         if self.register_memory(address, length):
+            del self._managed[address]
             return 0
-        self._managed[address] = memory
         return address
 
     def free_managed_buffer(self, user_tensor: int, length: int) -> int:
@@ -281,7 +326,11 @@ class TransferEngine:
             note = _Notify(text(notify.name, "notify.name"), text(notify.msg, "notify.msg"))
         if not count == len(peers) == len(lengths):
             return -1
-        segment = _lib.openSegment(self._engine, text(target, "target_hostname"))
+        name = text(target, "target_hostname")
+        if _lib.wherrySegmentIsReady(self._engine, name):
+            segment = _lib.openSegment(self._engine, name)
+        else:
+            segment = self._call(_lib.openSegment, name)
         if segment < 0:
             return -1
         requests = (_Request * count)()
@@ -299,7 +348,7 @@ class TransferEngine:
         else:
             status = _lib.submitTransferWithNotify(self._engine, batch, requests, count, note)
         if not status and notify is not None and not count:  # no request says whom to notify
-            status = _lib.genNotifyInEngine(self._engine, segment, note)
+            status = self._call(_lib.genNotifyInEngine, segment, note)
         if status:
             _lib.freeBatchID(self._engine, batch)
             return -1

@@ -312,10 +312,15 @@ class Member:
             piece=whole(piece, "piece"),
         )
         out = c_void_p()
-        with core.calls:
-            check(lib.wh_weights_open(core.handle, byref(options), byref(out)))
-            self._handle = out.value or 0
-            core.weights[self._handle] = self._end
+
+        def begin() -> None:
+            with core.calls:
+                check(lib.wh_weights_open(core.handle, byref(options), byref(out)))
+                self._handle = out.value or 0
+                core.weights[self._handle] = self._end
+
+        # One that fails may wait for peers that read from it already.
+        apart(begin, self._leave)
 
     # ---- a source
 
