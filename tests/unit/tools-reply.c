@@ -43,17 +43,17 @@ static bool is_back(const char *url, const char *source)
 static void back__to_the_source(void **state)
 {
 	(void)state;
-	assert_true(is_back("wherry://192.0.2.1:7000", "192.0.2.1"));
-	assert_false(is_back("wherry://192.0.2.2:7000", "192.0.2.1"));
-	assert_false(is_back("wherry://127.0.0.1:7000", "192.0.2.1"));
-	assert_false(is_back("wherry://[::1]:7000", "192.0.2.1"));
-	assert_false(is_back("wherry://0.0.0.0:7000", "192.0.2.1"));
-	assert_true(is_back("wherry://[2001:db8::1]:7000", "[2001:db8::2]"));
-	assert_false(is_back("wherry://[2001:db8:0:1::1]:7000", "[2001:db8::2]"));
-	assert_false(is_back("wherry://[::1]:7000", "[2001:db8::2]"));
-	assert_false(is_back("wherry://127.0.0.1:7000", "[2001:db8::2]"));
-	assert_false(is_back("wherry://192.0.2.1:7000", "[2001:db8::2]"));
-	assert_true(is_back("wherry://[::ffff:192.0.2.1]:7000", "192.0.2.1"));
+	assert_true(is_back("wherry://240.0.0.1:7000", "240.0.0.1"));
+	assert_false(is_back("wherry://240.0.0.2:7000", "240.0.0.1"));
+	assert_false(is_back("wherry://127.0.0.1:7000", "240.0.0.1"));
+	assert_false(is_back("wherry://[::1]:7000", "240.0.0.1"));
+	assert_false(is_back("wherry://0.0.0.0:7000", "240.0.0.1"));
+	assert_true(is_back("wherry://[100::1]:7000", "[100::2]"));
+	assert_false(is_back("wherry://[100:0:0:1::1]:7000", "[100::2]"));
+	assert_false(is_back("wherry://[::1]:7000", "[100::2]"));
+	assert_false(is_back("wherry://127.0.0.1:7000", "[100::2]"));
+	assert_false(is_back("wherry://240.0.0.1:7000", "[100::2]"));
+	assert_true(is_back("wherry://[::ffff:240.0.0.1]:7000", "240.0.0.1"));
 }
 
 /* This host reaches itself by any of its addresses. */
@@ -67,8 +67,8 @@ static void back__on_this_host(void **state)
 	assert_true(is_back("wherry://[::1]:7000", "[::1]"));
 	assert_true(is_back("wherry://[::1]:7000", "127.0.0.1"));
 	assert_true(is_back("wherry://127.0.0.1:7000", "[::1]"));
-	assert_false(is_back("wherry://192.0.2.1:7000", "127.0.0.1"));
-	assert_false(is_back("wherry://[2001:db8::1]:7000", "[::1]"));
+	assert_false(is_back("wherry://240.0.0.1:7000", "127.0.0.1"));
+	assert_false(is_back("wherry://[100::1]:7000", "[::1]"));
 	assert_int_equal(getifaddrs(&all), 0);
 	for (at = all; at; at = at->ifa_next) {
 		char host[INET_ADDRSTRLEN], url[64];

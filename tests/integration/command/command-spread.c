@@ -214,7 +214,7 @@ static void want_no_answer(const char *url, const char *setting, const char *tex
 static void elsewhere__is_no_answer(void **state)
 {
 	(void)state;
-	want_no_answer("wherry://192.0.2.1:7000", NULL,
+	want_no_answer("wherry://240.0.0.1:7000", NULL,
 		       "it is another address than that from which it asks");
 	want_no_answer(NULL, "connect_to=10.0.0.0/8,fd00::/8",
 		       "it is in no network of the setting connect_to");
