@@ -26,6 +26,7 @@
 #include "serve/withdraw.h"
 #include "spread/layout.h"
 #include "util/clock.h"
+#include "util/log.h"
 #include "util/text.h"
 
 #define REQUESTS_MAX 64 /* that wait for the thread */
@@ -83,7 +84,15 @@ struct weights_server {
 	struct outgoing *outgoing;
 	_Atomic bool ending;
 	struct requests requests;
+	struct wh_log_limit notes;
 };
+
+/* One line about a file that comes; a sender can have as many as it likes begin and end. */
+#define spread_note(server, ...)                                                                   \
+	do {                                                                                       \
+		if (wh_log_limit_take(&(server)->notes, 0))                                        \
+			note(__VA_ARGS__);                                                         \
+	} while (false)
 
 /* ---- telling the sender ---------------------------------------------------------------------- */
 
@@ -427,7 +436,8 @@ static void *retire(void *arg)
 		set->former.address = NULL;
 	}
 	if (error && error != -EBUSY)
-		note("cannot free the former '%s': %s", set->offer.name, wh_error_text());
+		spread_note(set->server, "cannot free the former '%s': %s", set->offer.name,
+			    wh_error_text());
 	set->retired = true;
 	return NULL;
 }
@@ -499,12 +509,13 @@ static void report(struct weights_set *set, int error)
 		snprintf(items[0].text, sizeof(items[0].text), "%s", wh_error_text());
 		message.status = (uint32_t)-error;
 		message.count = 1;
-		note("'%s' does not get the file from '%s': %s", set->offer.name, set->sender_name,
-		     wh_error_text());
+		spread_note(set->server, "'%s' does not get the file from '%s': %s",
+			    set->offer.name, set->sender_name, wh_error_text());
 	} else {
 		message.count = sources_list(set, items);
 		set->coming.address = NULL;
-		note("'%s' has a file of %s from '%s'", set->offer.name, size, set->sender_name);
+		spread_note(set->server, "'%s' has a file of %s from '%s'", set->offer.name, size,
+			    set->sender_name);
 	}
 	send_message(set->server, set->sender, &message, false);
 	free(items);
@@ -532,8 +543,9 @@ static void set_tick(struct weights_set *set)
 	if (status != -ESTALE && (!set->lost || now - set->lost < LOST))
 		return;
 	if (!set->reported)
-		note("'%s' lost the sender of its file, '%s'; readers keep what they had",
-		     set->offer.name, set->sender_name);
+		spread_note(set->server,
+			    "'%s' lost the sender of its file, '%s'; readers keep what they had",
+			    set->offer.name, set->sender_name);
 	set_leave(set);
 }
 
@@ -547,8 +559,9 @@ static void take_end(struct weights_server *server, const struct request *reques
 		    strcmp(set->sender_name, request->sender) != 0)
 			continue;
 		if (!set->reported)
-			note("'%s' gives up its file: '%s' %s", set->offer.name, set->sender_name,
-			     message->status ? "has cancelled it" : "has ended");
+			spread_note(server, "'%s' gives up its file: '%s' %s", set->offer.name,
+				    set->sender_name,
+				    message->status ? "has cancelled it" : "has ended");
 		set_leave(set);
 	}
 }
