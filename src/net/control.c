@@ -27,6 +27,7 @@
 #define QUEUED_MAX (256u << 20)
 #define ANSWERS_MAX (4u << 20) /* of these, bytes of answers to the peer's frames */
 #define INPUT_FIRST 4096 /* bytes of the first receive buffer */
+#define TURN WH_MS /* of one connection, if others wait */
 /* bytes; a send queue or receive buffer of up to this size is not charged to the quota, so that a
  * connection works even if others from its address have used up the quota */
 #define UNCHARGED (16u << 10)
@@ -493,6 +494,7 @@ static ssize_t control_receive(struct wh_control *control, bool *pending, char t
 static void control_ready(struct wh_source *source, uint32_t events)
 {
 	struct wh_control *control = wh_container(source, struct wh_control, source);
+	int64_t until = wh_now() + TURN;
 	char text[WH_TEXT_MAX] = "";
 	bool pending = false;
 	ssize_t got;
@@ -504,8 +506,9 @@ static void control_ready(struct wh_source *source, uint32_t events)
 		control_flush(control);
 	if (!(events & ~(uint32_t)EPOLLOUT))
 		return;
-	/* A limit per turn, so that other sources of the loop get theirs. */
-	for (int turn = 0; turn < 64 || pending; turn++) {
+	/* A limit per turn, so that other sources of the loop get theirs. What a frame costs
+	 * depends on what it asks for, and the peer chooses that. */
+	for (int turn = 0; (turn < 64 && wh_now() <= until) || pending; turn++) {
 		if (control->in_length == control->in_room && control_parse(control))
 			return;
 		got = control_receive(control, &pending, text);

@@ -280,6 +280,53 @@ static void frame__ping(void **state)
 	link_close(&link);
 }
 
+static unsigned slow_frames;
+
+/* A question that takes long to answer. */
+static int frame_slowly(struct wh_control *control, const struct wh_frame *frame,
+			const uint8_t *payload)
+{
+	(void)control, (void)frame, (void)payload;
+	frozen_now += WH_MS;
+	slow_frames++;
+	return 0;
+}
+
+static void turn(void *argument)
+{
+	struct wh_source *readable = argument;
+
+	readable->ready(readable, EPOLLIN);
+}
+
+/* A session that asks what takes long does not keep the loop from the others: its turn ends. */
+static void frame__turns_end(void **state)
+{
+	enum { FRAMES = 2000, SIZE = WH_FRAME_HEADER + 8 };
+	static uint8_t bytes[FRAMES * SIZE];
+	struct link link = session_link();
+	unsigned before = 0;
+	size_t sent = 0;
+
+	(void)state;
+	frozen_now = START;
+	slow_frames = 0;
+	link.session->control.frame = frame_slowly;
+	for (unsigned i = 0; i < FRAMES; i++)
+		wh_frame_encode(bytes + (size_t)i * SIZE,
+				&(struct wh_frame){ 8, WH_FRAME_PING, 0 });
+	sent = (size_t)write(link.there, bytes, sizeof(bytes));
+	assert_int_equal(sent, sizeof(bytes));
+	while (slow_frames < FRAMES) {
+		wh_loop_call(&engine->loops[0], turn, &link.session->control.source);
+		assert_true(slow_frames > before);
+		assert_true(slow_frames - before <= 16384 / SIZE);
+		before = slow_frames;
+	}
+	frozen_now = 0;
+	link_close(&link);
+}
+
 /* What an owner sends, and what begins a connection. */
 static void frame__not_from_an_initiator(void **state)
 {
@@ -567,6 +614,7 @@ int main(void)
 		TEST(new__no_connection),
 		TEST(new__name_of_the_channel),
 		TEST(frame__ping),
+		TEST(frame__turns_end),
 		TEST(frame__not_from_an_initiator),
 		TEST(frame__of_a_transport),
 		TEST(frame__abort),
