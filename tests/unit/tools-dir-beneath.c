@@ -362,6 +362,32 @@ static int count_found(void *arg, const char *name, const struct stat *status)
 	return 0;
 }
 
+/* Any time that a file system has. */
+static void describe__times(void **state)
+{
+	static const struct {
+		struct timespec time;
+		int64_t mtime;
+	} rows[] = { { { 0, 5 }, 5 },
+		     { { -1, 500000000 }, -500000000 },
+		     { { 9223372036, 854775807 }, INT64_MAX },
+		     { { 9223372036, 854775808 }, INT64_MAX },
+		     { { INT64_MAX, 999999999 }, INT64_MAX },
+		     { { INT64_MIN, 0 }, INT64_MIN } };
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		struct stat status = { .st_mode = S_IFREG, .st_mtim = rows[i].time };
+		struct dir_item item = { 0 };
+		struct timespec times[2];
+
+		beneath_describe(&status, &item);
+		assert_true(item.mtime == rows[i].mtime);
+		times_of(item.mtime, times);
+		assert_in_range(times[1].tv_nsec, 0, 999999999);
+	}
+}
+
 static void list__follows_no_link(void **state)
 {
 	size_t counts[2] = { 0 }, top[2] = { 0 };
@@ -465,6 +491,7 @@ int main(void)
 		cmocka_unit_test(part__kept_with_its_last_mode),
 		cmocka_unit_test(make_directory),
 		cmocka_unit_test(list__follows_no_link),
+		cmocka_unit_test(describe__times),
 		cmocka_unit_test(directory__modes),
 		cmocka_unit_test(deep_trees),
 		cmocka_unit_test(extents),

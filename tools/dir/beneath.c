@@ -90,11 +90,22 @@ int beneath_stat(int root, const char *path, struct stat *out)
 	return error;
 }
 
+/* In ns since 1970: of what is beyond the year 2262, or before 1677, the end of that. */
+static int64_t time_of(const struct timespec *time)
+{
+	int64_t ns;
+
+	if (__builtin_mul_overflow((int64_t)time->tv_sec, 1000000000, &ns) ||
+	    __builtin_add_overflow(ns, (int64_t)time->tv_nsec, &ns))
+		return time->tv_sec < 0 ? INT64_MIN : INT64_MAX;
+	return ns;
+}
+
 void beneath_describe(const struct stat *status, struct dir_item *out)
 {
 	out->mode = status->st_mode;
 	out->length = S_ISREG(status->st_mode) ? (uint64_t)status->st_size : 0;
-	out->mtime = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
+	out->mtime = time_of(&status->st_mtim);
 }
 
 /* -EISDIR or -EINVAL if it is no regular file; then it is closed. */
