@@ -5,8 +5,9 @@
 
 #include "scene.h"
 
-static const struct world *const subjects[] = { worlds_connection, worlds_note,    worlds_disk,
-						worlds_shared,     worlds_weights, worlds_dropin };
+static const struct world *const subjects[] = { worlds_connection, worlds_still,  worlds_note,
+						worlds_disk,       worlds_shared, worlds_weights,
+						worlds_members,    worlds_dropin };
 
 #define SUBJECTS ((int)(sizeof(subjects) / sizeof(*subjects)))
 
