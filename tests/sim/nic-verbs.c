@@ -308,7 +308,7 @@ static struct ibv_mr *reg_mr_iova2(struct ibv_pd *pd, void *address, size_t leng
 	if (!sim_draw_world(20))
 		sim_sleep((int64_t)sim_draw_world(2 * SIM_MS));
 	mr = calloc(1, sizeof(*mr));
-	mrs = sim_grow(mrs, mr_count + 1, sizeof(struct mr *));
+	mrs = sim_grow_one(mrs, mr_count, sizeof(struct mr *));
 	mrs[mr_count] = mr;
 	mr->ibv = (struct ibv_mr){ .context = pd->context,
 				   .pd = pd,
@@ -511,7 +511,7 @@ static struct ibv_qp *create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *want
 		return NULL;
 	pair = calloc(1, sizeof(*pair));
 	qp = calloc(1, sizeof(*qp));
-	pairs = sim_grow(pairs, pair_count + 1, sizeof(struct pair *));
+	pairs = sim_grow_one(pairs, pair_count, sizeof(struct pair *));
 	pairs[pair_count++] = pair;
 	*pair = (struct pair){ .qp = qp,
 			       .number = pair_count,

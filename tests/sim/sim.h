@@ -127,6 +127,9 @@ void sim_trace(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void sim_dump(void);
 /* An array of the world's own, made larger or new; the real machine has the memory. */
 void *sim_grow(void *array, size_t count, size_t size) __attribute__((returns_nonnull));
+/* The same, so that it has room for one more than `count`, which was made in this way: now and
+ * then, as a sanitizer copies all of it each time. */
+void *sim_grow_one(void *array, size_t count, size_t size) __attribute__((returns_nonnull));
 /* The run has failed: print why and end the process. `oracle` names the rule that was broken. */
 void sim_fail(const char *oracle, const char *format, ...)
 	__attribute__((format(printf, 2, 3), noreturn));

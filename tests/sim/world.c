@@ -33,6 +33,13 @@ void *sim_grow(void *array, size_t count, size_t size)
 	return grown;
 }
 
+void *sim_grow_one(void *array, size_t count, size_t size)
+{
+	bool is_full = !(count & (count - 1)); /* 0, or a power of two */
+
+	return is_full ? sim_grow(array, count ? 2 * count : 1, size) : array;
+}
+
 /* ---- random numbers -------------------------------------------------------------------------- */
 
 static uint64_t world_state, work_state, chaos_state, secret_state;
@@ -280,7 +287,7 @@ int sim_spawn(int node, const char *name, void *(*run)(void *), void *arg)
 
 	if (alive_count == alive_room)
 		alive = sim_grow(alive, alive_room += 64, sizeof(struct fiber *));
-	ended = sim_grow(ended, last_id + 1, sizeof(struct fiber *));
+	ended = sim_grow_one(ended, last_id, sizeof(struct fiber *));
 	alive[alive_count++] = ended[last_id++] = fiber;
 	fiber->id = last_id;
 	fiber->node = node;
