@@ -144,10 +144,6 @@ check_address()
 
 # Fresh seeds in the simulation for so long. The committed tree chooses the first one: a changed
 # tree has seeds of its own, and what one run finds the next one of the same tree finds, too.
-# They have TCP between hosts, and no disks. One in some hundreds that have more finds a fault that
-# is known and not mended (docs/simulation.md): the kept seeds and ./check --release have all.
-sim_sets=(weights=0 rdma=0 gpus=0 transports=1 files=0 folders=0 registry=0 programs=1)
-
 # One world at a time: this step runs beside tests.
 sim_verdicts() # STEP SECONDS
 {
@@ -157,7 +153,7 @@ sim_verdicts() # STEP SECONDS
 	first=$(git -C "$top" rev-parse "HEAD^{tree}" 2>/dev/null || date)
 	first=$(echo "$1 $first" | cksum)
 	command_verdicts "$1" $(($2 + 120)) "$directory/tests/sim/sim" --for "$2" --jobs 1 \
-		--from "${first%% *}" "${sim_sets[@]/#/--set=}"
+		--from "${first%% *}"
 }
 
 # Find a command that turns the randomness of addresses off. The thread sanitizer needs that where

@@ -35,7 +35,7 @@ leave_out_release()
 {
 	leave_out release "the tests that tests/long.txt leaves to it ($(suite_names release))"
 	leave_out release "every test under the sanitizers"
-	leave_out release "fresh seeds with RDMA, GPUs, shared memory, files, registries and weights"
+	leave_out release "long worlds of the simulation, and its mutants"
 	leave_out release "clang's analyzer to its own limit"
 	leave_out release "valgrind"
 	leave_out release "random fuzzing"
