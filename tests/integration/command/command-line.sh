@@ -696,6 +696,10 @@ check "bench against memcpy" 0 "shm" bench "${quick[@]}" --transport shm --op wr
 measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "transport": ["shm"],
 	"limit_name": ["memcpy"], "limit_threads": ['"$(nproc)"'], "limit_copy_GBps": [null]}'
 verdict "... by a thread on each CPU" $?
+# A thread on each CPU: on four of a machine that is pretended (meson test --setup machine), as the
+# threads of 64 would keep the CPUs that there are busy for minutes.
+pretended=${FAKE_CPUS-}
+[ -z "$pretended" ] || export FAKE_CPUS=4
 check "bench beside other work" 0 "beside compute: it has" bench --seconds 0.2 -s 64KiB -t shm \
 	--op write --beside cpu --json bench.json
 python3 - <<'END'
@@ -707,6 +711,7 @@ for b in row["beside"]:
     assert b["share"] > 0 and b["transfer_alone_GBps"] > 0 and b["transfer_beside_GBps"] > 0, b
 END
 verdict "... and its JSON" $?
+[ -z "$pretended" ] || export FAKE_CPUS=$pretended
 check "bench beside what it does not know" 64 "no 'disk'" bench --beside cpu,disk
 check "bench beside a library that it does not need" 64 "no 'cpu=x'" bench --beside cpu=x
 check "bench beside too much" 64 "each load once" bench --beside cpu,cpu,cpu
