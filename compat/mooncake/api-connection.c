@@ -129,8 +129,10 @@ static void job_end(struct te_link *link, struct te_job *job, int error, const c
 		pthread_cond_broadcast(&link->engine->ended);
 		return;
 	}
-	if (!error)
+	if (!error) {
 		*(request->write ? &link->written : &link->read) += request->length;
+		link->answered = wh_now();
+	}
 	request->result = error;
 	request->memory->uses--;
 	te_submission_part_ended(submission, error, text);
@@ -183,6 +185,27 @@ static unsigned worker_move_together(struct te_worker *worker, struct te_job *co
 					      count, lost, error);
 }
 
+/* The peer has not answered a job in time. Fail those behind it that have waited as long: they
+ * would wait for it one after the other. Not if it answers others, or moves bytes of one for longer
+ * than a silent peer would be waited for. Under the lock. */
+static void link_expire(struct te_link *link)
+{
+	int64_t before = wh_now() - link->engine->timeout;
+
+	for (unsigned i = 0; i < link->workers; i++)
+		if (link->worker[i].begun && link->worker[i].begun < before)
+			return;
+	while (link->answered < before && !wh_list_empty(&link->jobs)) {
+		struct te_job *job = wh_container(link->jobs.next, struct te_job, at);
+
+		if (job->posted > before)
+			return;
+		wh_list_remove(&job->at);
+		link->waiting--;
+		job_end(link, job, -ETIMEDOUT, "the peer does not answer");
+	}
+}
+
 static void *worker_run(void *argument)
 {
 	struct te_worker *worker = argument;
@@ -195,7 +218,9 @@ static void *worker_run(void *argument)
 		struct te_job *jobs[WH_MOONCAKE_MOVES];
 		unsigned count = link_take_jobs(link, jobs), done = 0, lost = 0;
 		int together = 0; /* the error of the lost ones */
+		bool timed_out = false;
 
+		worker->begun = count ? wh_now() : 0;
 		if (!count) {
 			link->idle++;
 			pthread_cond_wait(&link->more, lock);
@@ -209,6 +234,9 @@ static void *worker_run(void *argument)
 			done = worker_move_together(worker, jobs, count, &lost, &together);
 			pthread_mutex_lock(lock);
 			link->moving--;
+			/* The others have waited as long as those that were sent. */
+			if (together == -ETIMEDOUT)
+				lost = count - done;
 		}
 		for (unsigned i = 0; i < count; i++) {
 			int error = i >= done && i < done + lost ? together : 0;
@@ -221,7 +249,11 @@ static void *worker_run(void *argument)
 				pthread_mutex_lock(lock);
 			}
 			job_end(link, jobs[i], error, error ? wh_fail_text() : "");
+			timed_out |= error == -ETIMEDOUT;
 		}
+		worker->begun = 0;
+		if (timed_out)
+			link_expire(link);
 	}
 	pthread_mutex_unlock(lock);
 	return NULL;
@@ -246,6 +278,7 @@ void te_job_post(struct te_link *link, struct te_job *job)
 		job_end(link, job, -ECANCELED, "the engine is being destroyed");
 		return;
 	}
+	job->posted = wh_now();
 	wh_list_append(&link->jobs, &job->at);
 	link->waiting++;
 	if (!link_wants_thread(link, job))

@@ -85,10 +85,12 @@ struct te_link {
 	unsigned moving; /* threads that move several small requests at once, which takes little
 			    time */
 	unsigned waiting; /* jobs */
+	int64_t answered; /* when the last job ended well */
 	bool stop;
 	struct te_worker {
 		struct te_link *link;
 		pthread_t thread;
+		int64_t begun; /* when it took its jobs; 0: it has none */
 		struct wh_mooncake_connection connection;
 		struct wh_mooncake_staging staging;
 	} worker[TE_CONNECTIONS];
@@ -112,6 +114,7 @@ struct te_job {
 	struct wh_list at;
 	struct te_request *request; /* NULL: the submission's notification */
 	struct te_submission *submission;
+	int64_t posted; /* ns of wh_now() */
 };
 
 struct te_request {

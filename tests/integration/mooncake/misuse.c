@@ -12,6 +12,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <sched.h>
@@ -653,6 +654,49 @@ static void peer__silent(void **state)
 	free(bytes);
 }
 
+#define READS 64
+
+/* Requests that have all waited for a silent peer end together, and not one after the other. The
+ * peer counts the connections that were made for them. */
+static void peer__silent_to_many(void **state)
+{
+	transfer_engine_t engine;
+	struct peer peer;
+	unsigned char *bytes = calloc(1, 4096);
+	segment_id_t id;
+	batch_id_t batch;
+	int connections = 0, fd;
+
+	(void)state;
+	start_peer(&peer, "");
+	setenv("WHERRY_TIMEOUT", "1000", 1);
+	engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", NULL, 0, 0);
+	unsetenv("WHERRY_TIMEOUT");
+	assert_non_null(engine);
+	assert_int_equal(registerLocalMemory(engine, bytes, 4096, "*", 1), 0);
+	id = openSegment(engine, peer.name);
+	assert_true(id > 0);
+	batch = allocateBatchID(engine, READS);
+	for (unsigned i = 0; i < READS; i++) {
+		struct transfer_request request = request_to(id, (uintptr_t)target + 64 * i, 64);
+
+		request.source = bytes + 64 * i;
+		request.opcode = OPCODE_READ;
+		assert_int_equal(submitTransfer(engine, batch, &request, 1), 0);
+	}
+	for (unsigned i = 0; i < READS; i++)
+		assert_int_equal(wait_for(engine, batch, i), STATUS_TIMEOUT);
+	assert_int_equal(fcntl(peer.data, F_SETFL, O_NONBLOCK), 0);
+	for (; (fd = accept(peer.data, NULL, NULL)) >= 0; connections++)
+		close(fd);
+	/* Of each thread; and a second one for what was submitted within the first one's time. */
+	assert_in_range(connections, 1, 8);
+	assert_int_equal(freeBatchID(engine, batch), 0);
+	destroyTransferEngine(engine);
+	stop_peer(&peer);
+	free(bytes);
+}
+
 /* Destroying an engine does not wait for silent peers. */
 static void peer__silent_at_the_end(void **state)
 {
@@ -826,6 +870,7 @@ int main(void)
 		CASE(notifications__none_sent),
 		CASE(notifications__bounds),
 		CASE(peer__silent),
+		CASE(peer__silent_to_many),
 		CASE(peer__silent_at_the_end),
 		CASE(peer__lies),
 		CASE(threads__all_at_once),
