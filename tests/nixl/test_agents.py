@@ -90,6 +90,17 @@ class Transfers(Pair):
         self.bob.transfer("r", b"empty")
         self.bob.release("r")
         self.assertEqual(self.alice.await_notifications(1), {"bob": [b"empty"]})
+        # Among others.
+        local = [(self.b, 0), (self.b + 7, 100), (self.b, 0)]
+        self.bob.move("read", "alice", local, [(self.a + 1, 0), (self.a, 100), (self.a, 0)])
+        self.assertEqual(self.bob.read("m", 7, 100), self.source[:100])
+
+    def test_empty_lists_are_refused_by_nixl(self):
+        # Its agent looks for a back end that has the memory, and finds none for no descriptors.
+        with self.assertRaisesRegex(Failed, "NOT_FOUND"):
+            self.bob.request("r", "write", "alice", [], [])
+        self.bob.move("read", "alice", [(self.b, 100)], [(self.a, 100)])
+        self.assertEqual(self.bob.read("m", 0, 100), self.source[:100])
 
     def test_within_one_agent(self):
         here = self.bob.register("other", self.length)
