@@ -335,7 +335,7 @@ static int connection_disconnect(struct wh_mooncake_connection *connection)
 
 	pthread_mutex_lock(&connection->lock);
 	if (connection->fd >= 0)
-		close(connection->fd);
+		wh_mooncake_socket_close(connection->fd);
 	connection->fd = -1;
 	stop = connection->stop;
 	pthread_mutex_unlock(&connection->lock);

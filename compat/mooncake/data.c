@@ -75,7 +75,7 @@ static void data_drop(struct data *data)
 	wh_mooncake_turn_close(&server->order, &data->turn);
 	if (!wh_list_empty(&server->order.due))
 		wh_loop_post(&server->loop, &server->resume);
-	close(data->source.fd);
+	wh_mooncake_socket_close(data->source.fd);
 	free(data);
 }
 

@@ -77,6 +77,8 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
 
 /* ---- sockets ------------------------------------------------------------------------------- */
 
+/* Close a socket, also for children of fork() that hold copies of it. */
+void wh_mooncake_socket_close(int fd);
 /* Set the options of a connection with `peer`, at any time. */
 void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer);
 

@@ -62,7 +62,7 @@ static void control_drop(struct control *control)
 
 	wh_loop_remove(&server->loop, &control->source);
 	wh_mooncake_limit_remove(&server->controls, &control->limited);
-	close(control->source.fd);
+	wh_mooncake_socket_close(control->source.fd);
 	free(control->bytes);
 	free(control);
 }
@@ -499,9 +499,9 @@ static void server_stop(void *argument)
 static void server_close_ports(struct wh_mooncake_server *server)
 {
 	if (server->control.fd >= 0)
-		close(server->control.fd);
+		wh_mooncake_socket_close(server->control.fd);
 	if (server->data.fd >= 0)
-		close(server->data.fd);
+		wh_mooncake_socket_close(server->data.fd);
 }
 
 int wh_mooncake_serve(const struct wh_mooncake_server_options *options,

@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "compat/mooncake/mooncake.h"
 #include "util/address.h"
@@ -12,6 +13,12 @@
  * automatic buffers grow to megabytes, so that bytes leave the CPU's caches before they are copied
  * out again. With half of this size the TCP window sometimes has no room for the next 64 KiB. */
 #define LOOPBACK_BUFFER (256 << 10)
+
+void wh_mooncake_socket_close(int fd)
+{
+	shutdown(fd, SHUT_RDWR);
+	close(fd);
+}
 
 void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer)
 {

@@ -26,7 +26,8 @@
  *     They keep their size for ever. Where the caller fills the struct, reserved members must be
  *     0 (-EINVAL); where the library fills it, they are 0.
  *   - An engine and all of its objects belong to the process that opened it: after fork(), every
- *     call in the child returns -EPERM.
+ *     call in the child returns -EPERM. The child has copies of the sockets: closing the engine
+ *     closes them for both, but if the parent is killed its port stays taken while the child lives.
  *   - Lengths are bytes, times are nanoseconds.
  */
 #ifndef WHERRY_WHERRY_H

@@ -5,8 +5,11 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <wherry/error.h>
@@ -469,6 +472,41 @@ static void server__goes(void **state)
 	start(state);
 }
 
+/* A child of fork() holds copies of all sockets, and outlives the server: nobody waits for it. */
+static void server__goes_before_a_child(void **state)
+{
+	struct wh_mooncake_connection connection;
+	struct wh_mooncake_server_options options = { .memories = served,
+						      .count = 2,
+						      .staging = staging,
+						      .staging_size = sizeof(staging),
+						      .copy = copy };
+	struct wh_mooncake_server *other;
+	unsigned char byte;
+	char address[96];
+	pid_t child;
+
+	snprintf(address, sizeof(address), "%s", wh_mooncake_control(server));
+	options.listen = address;
+	assert_int_equal(
+		wh_mooncake_connection_open(&connection, &segment, "127.0.0.1", 5 * WH_SECOND), 0);
+	wh_mooncake_connection_start(&connection, false, &byte, 4096, 1);
+	assert_int_equal(finish(&connection), 0);
+	child = fork();
+	if (!child)
+		for (;;)
+			pause();
+	stop(state);
+	wh_mooncake_connection_start(&connection, false, &byte, 4096, 1);
+	assert_int_equal(finish(&connection), -ECONNREFUSED);
+	wh_mooncake_connection_close(&connection);
+	assert_int_equal(wh_mooncake_serve(&options, &other), 0);
+	wh_mooncake_stop(other);
+	kill(child, SIGKILL);
+	waitpid(child, NULL, 0);
+	start(state);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -483,6 +521,7 @@ int main(void)
 		cmocka_unit_test(server__update_in_the_middle),
 		cmocka_unit_test(server__notified),
 		cmocka_unit_test(server__goes),
+		cmocka_unit_test(server__goes_before_a_child),
 	};
 
 	return cmocka_run_group_tests_name("mooncake-server", tests, start, stop);
