@@ -40,6 +40,7 @@ void scene_expect_never_lost(const struct scene *scene);
 
 /* The worlds of a subject, in a file of its own each; the last one has no name. */
 extern const struct world worlds_connection[], worlds_still[], worlds_note[], worlds_disk[],
-	worlds_shared[], worlds_weights[], worlds_members[], worlds_folder[], worlds_dropin[];
+	worlds_shared[], worlds_weights[], worlds_members[], worlds_folder[], worlds_withdrawn[],
+	worlds_dropin[];
 
 #endif

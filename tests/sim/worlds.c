@@ -7,7 +7,8 @@
 
 static const struct world *const subjects[] = { worlds_connection, worlds_still,  worlds_note,
 						worlds_disk,       worlds_shared, worlds_weights,
-						worlds_members,    worlds_folder, worlds_dropin };
+						worlds_members,    worlds_folder, worlds_withdrawn,
+						worlds_dropin };
 
 #define SUBJECTS ((int)(sizeof(subjects) / sizeof(*subjects)))
 
