@@ -42,6 +42,7 @@ void wh_mooncake_log(struct wh_mooncake_server *server, uint64_t who, const char
 	char line[WH_TEXT_MAX];
 	enum wh_log_turn turn;
 	va_list arguments;
+	size_t used;
 
 	if (!server->options.log)
 		return;
@@ -51,8 +52,9 @@ void wh_mooncake_log(struct wh_mooncake_server *server, uint64_t who, const char
 	va_start(arguments, format);
 	vsnprintf(line, sizeof(line) - sizeof(WH_LOG_REST), format, arguments);
 	va_end(arguments);
+	used = strlen(line);
 	if (turn == WH_LOG_LAST)
-		strcat(line, WH_LOG_REST);
+		snprintf(line + used, sizeof(line) - used, WH_LOG_REST);
 	server->options.log(server->options.arg, line);
 }
 

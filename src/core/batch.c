@@ -105,7 +105,8 @@ static void batch_empty(struct wh_batch *batch)
 	pthread_mutex_lock(&batch->plan_lock);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_release(batch->blocks[i]);
-	batch->blocks_count = batch->item_count = 0;
+	batch->blocks_count = 0;
+	batch->item_count = 0;
 	batch->fragment_count = 0;
 	batch->notifies = false;
 	batch->unresolved = false;

@@ -20,10 +20,11 @@ static void log_write(const struct wh_log *log, uint32_t level, const char *area
 	struct wh_log_record record = {
 		.size = sizeof(record), .level = level, .area = area, .text = text
 	};
-	size_t room = sizeof(text) - strlen(rest);
+	size_t used;
 
-	vsnprintf(text, room, format, list);
-	strcat(text, rest);
+	vsnprintf(text, sizeof(text) - strlen(rest), format, list);
+	used = strlen(text);
+	snprintf(text + used, sizeof(text) - used, "%s", rest);
 	wh_text_clean(text);
 	log->write(log->arg, &record);
 }

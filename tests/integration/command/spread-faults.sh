@@ -84,7 +84,7 @@ for _ in $(seq 10); do
 	[ $status != 0 ] && break
 	end
 done
-if [ $status = 69 ] && [ "$(value receivers_done)" = 4 ] &&
+if [ "$status" = 69 ] && [ "$(value receivers_done)" = 4 ] &&
 	all_have long "${urls[0]}/model" "${urls[3]}/model" "${urls[5]}/model" \
 		"${urls[6]}/model"; then
 	result=0
