@@ -8,6 +8,8 @@
 #include "nic.h"
 
 #define NICS 4
+#define MANY_PAGES (64 << 10) /* bytes that take as long as pinning can */
+#define PINNING (2 * SIM_MS)
 
 static struct nic nics[SIM_HOSTS][NICS];
 static struct context *contexts;
@@ -306,7 +308,8 @@ static struct ibv_mr *reg_mr_iova2(struct ibv_pd *pd, void *address, size_t leng
 		return NULL;
 	/* Pages are pinned one by one. */
 	if (!sim_draw_world(20))
-		sim_sleep((int64_t)sim_draw_world(2 * SIM_MS));
+		sim_sleep((int64_t)sim_draw_world(
+			length < MANY_PAGES ? PINNING * length / MANY_PAGES : PINNING));
 	mr = calloc(1, sizeof(*mr));
 	mrs = sim_grow_one(mrs, mr_count, sizeof(struct mr *));
 	mrs[mr_count] = mr;
