@@ -457,6 +457,60 @@ static void world_half_served(void)
 	scene_play(act_half_served);
 }
 
+/* ---- an initiator that is short of memory ---------------------------------------------------- */
+
+#define ALLOCATIONS 60 /* more than a batch takes over a new peer */
+#define MOVES 2 /* of each of them another connection has the least work */
+
+static struct wh_batch *move_both_ways(const struct scene *scene, struct wh_peer *peer,
+				       size_t count)
+{
+	struct wh_transfer transfers[MOVES];
+	struct wh_batch *batch;
+
+	for (size_t i = 0; i < count; i++)
+		transfers[i] = (struct wh_transfer){ .local = scene->region,
+						     .local_offset = i * 64,
+						     .remote = scene->target->remote,
+						     .remote_offset = PROGRAM_GAP,
+						     .length = 64,
+						     .op = i % 2 ? WH_READ : WH_WRITE };
+	scene_expect("wh_batch_new", wh_batch_new(peer, NULL, &batch), 0);
+	scene_expect("wh_batch_add", wh_batch_add(batch, transfers, count), 0);
+	return batch;
+}
+
+/* Each allocation fails once. If there is none for a connection, a part of the batch fails before
+ * the others are sent; who waits sees its end when the others have ended. */
+static void act_short_initiator(struct scene *scene)
+{
+	for (int i = 1; i < ALLOCATIONS; i++) {
+		struct wh_peer *peer = scene_open(scene);
+		struct wh_batch *first = move_both_ways(scene, peer, 1);
+		struct wh_batch *batch = move_both_ways(scene, peer, MOVES);
+		int64_t start = sim_time;
+
+		scene_expect("submit", wh_batch_submit(first), 0);
+		scene_expect("a write", scene_end(first, SIM_SEC), 0);
+		sim_node_fail_allocation(scene->initiator->node, (uint64_t)i);
+		if (!wh_batch_submit(batch))
+			scene_end(batch, 20 * SIM_SEC);
+		sim_node_fail_allocation(scene->initiator->node, 0);
+		if (sim_time - start > 10 * SIM_SEC)
+			sim_fail("wake", "a waiter is told of the end after %lld ms",
+				 (long long)((sim_time - start) / SIM_MS));
+		wh_batch_free(first);
+		wh_batch_free(batch);
+		scene_expect("wh_peer_close", wh_peer_close(peer), 0);
+	}
+}
+
+static void world_short_initiator(void)
+{
+	sim_options.connections = MOVES;
+	scene_play(act_short_initiator);
+}
+
 /* ---- a batch that waits for its plan --------------------------------------------------------- */
 
 #define PIECES 64 /* transfers, each of which is a fragment of its own */
@@ -530,6 +584,8 @@ const struct world worlds_connection[] = {
 	{ "urgent", "a batch of latency priority is submitted behind a bulk one", world_urgent },
 	{ "unserved", "an owner is out of descriptors, and accepts nothing", world_unserved },
 	{ "half-served", "the same, when one of its connections is open", world_half_served },
+	{ "short-initiator", "each allocation fails once while a batch is submitted",
+	  world_short_initiator },
 	{ "unplanned", "a batch is looked at while it is planned", world_unplanned },
 	{ NULL, NULL, NULL },
 };

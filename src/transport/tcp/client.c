@@ -413,14 +413,14 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 /* ---- a waiter ---------------------------------------------------------- */
 
 /* Has the batch unfinished bytes on tcp? If not, it is done, or the thread that finished the last
- * bytes is about to complete it. */
+ * bytes is about to complete it. A fragment that has failed keeps what is left of it. */
 static bool batch_is_unfinished(const struct wh_batch *batch)
 {
 	const struct wh_fragment *fragment = NULL;
 	bool left = false;
 
 	while (!left && (fragment = wh_batch_fragment(batch, WH_TRANSPORT_TCP, fragment)))
-		left = atomic_load(&fragment->left);
+		left = !atomic_load(&fragment->done) && atomic_load(&fragment->left);
 	return left;
 }
 
