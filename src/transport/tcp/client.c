@@ -854,13 +854,17 @@ static void client_shut(void *argument)
 	pthread_mutex_unlock(&client->lock);
 }
 
-void tcp_client_free(struct tcp_client *client)
+void tcp_client_shut(struct tcp_client *client)
 {
 	wh_loop_call(client->loop, client_shut, client);
 	while (atomic_load(&client->users))
 		sched_yield();
-	/* One of the users may have posted `cleanup` meanwhile. */
-	wh_loop_call(client->loop, client_shut, client);
+}
+
+void tcp_client_free(struct tcp_client *client)
+{
+	/* A user, or another connection, may have posted `cleanup` meanwhile. */
+	tcp_client_shut(client);
 	pthread_mutex_destroy(&client->lock);
 	free(client->head);
 	free(client->in.bytes);

@@ -587,6 +587,13 @@ static void tcp_peer_close(struct wh_peer *peer, void *state)
 
 	(void)peer;
 	wh_timer_clear(&tcp->look);
+	/* One that is not shut may kick the others. */
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_shut(client);
+	}
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 

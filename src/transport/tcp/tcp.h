@@ -268,7 +268,10 @@ struct tcp_peer {
 
 /* NULL: no memory. The connection opens when it has something to send. */
 struct tcp_client *tcp_client_new(struct tcp_peer *tcp, unsigned index);
-/* Free it. On loop 0, with nothing outstanding; blocks until its loop and all users leave it. */
+/* Close it, with nothing outstanding, and let it do nothing more of itself. On loop 0; blocks until
+ * its loop and all users leave it. */
+void tcp_client_shut(struct tcp_client *client);
+/* Free it, when all connections of the peer are shut. On loop 0. */
 void tcp_client_free(struct tcp_client *client);
 /* Connect, pull, send and receive as far as possible without waiting. On any thread; if another one
  * has the lock, that one does the work. */
