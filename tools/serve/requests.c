@@ -169,7 +169,8 @@ void requests_take(struct requests *requests, const struct wh_notification *note
 				     .size = note->length };
 	memcpy(request->sender, note->sender, sizeof(request->sender));
 	wh_text_clean(request->sender);
-	memcpy(request->data, note->buffer, note->length);
+	if (note->length)
+		memcpy(request->data, note->buffer, note->length);
 	pthread_mutex_lock(&requests->lock);
 	if (requests->count < requests->most &&
 	    requests_from(requests->first, request->source) < (requests->most + 1) / 2) {
