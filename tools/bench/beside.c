@@ -115,14 +115,14 @@ struct bench_load {
 /* The arrays of one of the threads, one behind the other. NULL: no memory. */
 static double *load_arrays(struct bench_load *load, unsigned number)
 {
-	double **arrays = &load->arrays[number];
+	double *arrays = load->arrays[number];
 
-	if (*arrays)
-		return *arrays;
-	*arrays = malloc(ARRAYS * ARRAY);
-	for (size_t i = 0; *arrays && i < ARRAYS * ARRAY / sizeof(**arrays); i++)
-		(*arrays)[i] = (double)i;
-	return *arrays;
+	if (!arrays) {
+		arrays = load->arrays[number] = malloc(ARRAYS * ARRAY);
+		for (size_t i = 0; arrays && i < ARRAYS * ARRAY / sizeof(*arrays); i++)
+			arrays[i] = (double)i;
+	}
+	return arrays;
 }
 
 /* A triad over three arrays: as many bytes as a copy of one and a half times as much, and few
