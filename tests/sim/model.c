@@ -339,11 +339,13 @@ struct target *target_open(struct program *program, int slot, int generation)
 }
 
 /* May -EBUSY be? Memory may be kept by a peer of this host that has not let go of it, a file by its
- * disk, a GPU's by a copy, and all that a GPU copies by one that stands still (memory.h). */
+ * disk, a GPU's by a copy, and all that a GPU copies by one that stands still, or whose work is
+ * late (memory.h). In the end nothing may be kept: `must` of withdraw(). */
 static bool may_be_busy(const struct program *program, const struct target *target, int64_t stalled)
 {
 	return target->file || target->on_gpu || strstr(wh_error_text(), "can still access it") ||
-	       (strstr(wh_error_text(), "still being copied") && stalled > program->timeout / 2);
+	       (strstr(wh_error_text(), "still being copied") &&
+		(stalled > program->timeout / 2 || sim_options.gpu_late));
 }
 
 /* False: -EBUSY, and it is still there. */
