@@ -575,15 +575,17 @@ int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	return error;
 }
 
-/* Copy what a batch moves. Under its plan_lock. */
+/* Copy what a batch moves. Under its plan_lock, which keeps the items where they are; their number
+ * may grow meanwhile. */
 static int batch_copy_contents(const struct wh_batch *batch, struct wh_batch *to)
 {
-	int error = batch_reserve((void **)&to->items, &to->item_room, 0, batch->item_count,
-				  sizeof(*to->items));
+	size_t count = atomic_load_explicit(&batch->item_count, memory_order_acquire);
+	int error =
+		batch_reserve((void **)&to->items, &to->item_room, 0, count, sizeof(*to->items));
 
-	if (!error && batch->item_count)
-		memcpy(to->items, batch->items, batch->item_count * sizeof(*to->items));
-	to->item_count = error ? 0 : batch->item_count;
+	if (!error && count)
+		memcpy(to->items, batch->items, count * sizeof(*to->items));
+	to->item_count = error ? 0 : count;
 	for (size_t i = 0; i < batch->blocks_count && !error; i++)
 		error = batch_put_blocks(to, batch->blocks[i]);
 	to->unresolved = batch->unresolved;

@@ -198,6 +198,35 @@ static void look__while_it_grows(void **state)
 	strangers_close(&s);
 }
 
+#define FILLED 512 /* transfers: often there is room for the next one without growing */
+
+/* One transfer after the other is added while others copy the batch to explain it. */
+static void look__while_it_is_filled(void **state)
+{
+	struct wh_transfer transfer = { .op = WH_WRITE, .length = 1 };
+	struct looker looker;
+	struct wh_batch *batch;
+	struct strangers s;
+
+	(void)state;
+	strangers_open(&s);
+	transfer.local = s.source;
+	transfer.remote = wh_region_id(s.target);
+	want(0, wh_batch_new(s.peer, NULL, &batch));
+	looker_start(&looker, batch);
+	for (int round = 0; round < SCALE(2000, 100); round++) {
+		want(0, wh_batch_clear(batch));
+		for (unsigned int i = 0; i < FILLED; i++) {
+			transfer.local_offset = transfer.remote_offset = i;
+			want(0, wh_batch_add(batch, &transfer, 1));
+		}
+	}
+	looker_end(&looker);
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	strangers_close(&s);
+}
+
 /* Threads explain a batch that was never submitted, while this one submits it. */
 static void look__at_the_first_submission(void **state)
 {
@@ -272,9 +301,9 @@ static void look__beside_a_callback(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(progress__while_it_asks), TEST(explain__after_adding),
-	TEST(look__while_it_grows),    TEST(look__at_the_first_submission),
-	TEST(look__beside_a_callback),
+	TEST(progress__while_it_asks),       TEST(explain__after_adding),
+	TEST(look__while_it_grows),          TEST(look__while_it_is_filled),
+	TEST(look__at_the_first_submission), TEST(look__beside_a_callback),
 };
 
 HARNESS_MAIN("batch-look", tests)
