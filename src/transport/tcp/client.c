@@ -509,15 +509,7 @@ static void client_end_requests(struct tcp_client *client, int error, const char
 		if (error) {
 			wh_fragment_fail(request->fragment, UINT64_MAX, error, "%s", text);
 		} else if (request->fault) {
-			wh_fragment_fail(
-				request->fragment,
-				request->fragment->blocks ? UINT64_MAX : request->fault_index,
-				-EFAULT,
-				"local memory at %p cannot be %s: %s; was it unmapped after it was "
-				"registered?",
-				request->fault_at,
-				request->fragment->op == WH_READ ? "written" : "read",
-				strerror(EFAULT));
+			tcp_request_fault(request);
 		} else if (atomic_load(&request->fragment->cancelled)) {
 			wh_fragment_fail(request->fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		} else if (client_counts_attempts(client) && ++request->attempts >= TCP_ATTEMPTS) {

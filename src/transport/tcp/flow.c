@@ -111,6 +111,25 @@ static int request_note_fault(struct tcp_request *request, const struct tcp_walk
 	return -EFAULT;
 }
 
+void tcp_request_fault(struct tcp_request *request)
+{
+	struct wh_fragment *fragment = request->fragment;
+	struct tcp_walk walk;
+
+	wh_fragment_fail(fragment, fragment->blocks ? UINT64_MAX : request->fault_index, -EFAULT,
+			 "local memory at %p cannot be %s: %s; was it unmapped after it was "
+			 "registered?",
+			 request->fault_at, fragment->op == WH_READ ? "written" : "read",
+			 strerror(EFAULT));
+	walk_start(&walk, request);
+	do {
+		if (!fragment->blocks)
+			wh_fragment_fail(fragment, walk.pair.index, -EFAULT,
+					 "not moved: other memory of its request cannot be "
+					 "accessed");
+	} while (walk_step(&walk, fragment));
+}
+
 /* Can the memory of an extent pair vanish, so that the CPU must not copy it itself? */
 static bool pair_may_vanish(const struct wh_fragment *fragment, const struct wh_extent_pair *pair)
 {

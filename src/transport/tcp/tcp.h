@@ -329,6 +329,9 @@ int tcp_flow_send(struct tcp_client *client, bool owner);
 int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
 /* Release a request that has succeeded or failed. */
 void tcp_request_end(struct tcp_client *client, struct tcp_request *request, struct wh_list *done);
+/* Local memory of the request could not be accessed: fail all its transfers, as nobody knows which
+ * of its bytes have moved. */
+void tcp_request_fault(struct tcp_request *request);
 /* Forget what was half sent or received, after the connection has been closed. */
 void tcp_flow_reset(struct tcp_client *client);
 /* Complete the fragments in the list. Not under client.lock or tcp.lock. */

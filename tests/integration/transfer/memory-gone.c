@@ -365,6 +365,44 @@ static void gone__some_of_a_request(void **state)
 	crowd_close(&crowd);
 }
 
+/* The same with local memory: what succeeds is there. */
+static void gone__some_here(void **state)
+{
+	struct wh_transfer transfers[REGIONS];
+	struct wh_batch *batch;
+	struct crowd crowd;
+
+	(void)state;
+	crowd_open(&crowd);
+	want(0, munmap(crowd.target + 2 * LENGTH, PAGE));
+	for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
+		for (uint64_t length = 8; length <= 64 * PAGE; length *= 8) {
+			for (unsigned int i = 0; i < REGIONS; i++) {
+				transfers[i] = crowd_read(&crowd, i, 0, length);
+				transfers[i].op = op;
+				if (i != 2)
+					memset(crowd.target + i * LENGTH, op == WH_READ ? 0 : 77,
+					       length);
+				memset(crowd.pages[i], (int)i + 1, length);
+			}
+			want(0, wh_batch_new(crowd.peer, NULL, &batch));
+			want(0, wh_batch_add(batch, transfers, REGIONS));
+			want(-EFAULT, batch_run(batch));
+			want(-EFAULT, batch_item(batch, 2));
+			for (unsigned int i = 0; i < REGIONS; i++) {
+				if (batch_item(batch, i))
+					continue;
+				for (uint64_t k = 0; k < length; k++)
+					want(op == WH_READ ? (int)i + 1 : 77,
+					     op == WH_READ ? crowd.target[i * LENGTH + k] :
+							     crowd.pages[i][k]);
+			}
+			want(0, wh_batch_free(batch));
+		}
+	}
+	crowd_close(&crowd);
+}
+
 /* Batches that share a connection. More of them than a request has attempts break it, each behind
  * half of its bytes. */
 static void gone__some_batches(void **state)
@@ -548,6 +586,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_OVER(gone__truncated_here, tcp4),
 	TEST_OVER(gone__truncated_here, vm),
 	TEST(gone__some_of_a_request),
+	TEST(gone__some_here),
 	TEST(gone__some_batches),
 	TEST(gone__beside_a_file),
 	TEST_NEEDS(gone__call_refused, needs_filters),
