@@ -162,6 +162,14 @@ static int etcd_put_if(struct etcd *etcd, const struct wh_registry_record *recor
 	return etcd_ask(etcd, "v3/kv/txn", body, out);
 }
 
+/* Does another engine have the name, that is not the dead one? */
+static bool etcd_is_taken(const struct wh_registry_record *record,
+			  const struct wh_registry_record *dead,
+			  const struct wh_registry_record *found)
+{
+	return found->epoch != record->epoch && !(dead && found->epoch == dead->epoch);
+}
+
 static int etcd_claim(void *backend, const struct wh_registry_record *record,
 		      const struct wh_registry_record *dead, struct wh_registry_record *holder)
 {
@@ -171,8 +179,7 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 
 	if (error && error != -ENOENT)
 		return error;
-	if (!error && answer.record.epoch != record->epoch &&
-	    !(dead && answer.record.epoch == dead->epoch)) {
+	if (!error && etcd_is_taken(record, dead, &answer.record)) {
 		*holder = answer.record;
 		return wh_fail(EEXIST, "registry: the name is taken");
 	}
@@ -183,6 +190,11 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 		error = etcd_range(etcd, record->name, &answer);
 		if (error && error != -ENOENT)
 			return error;
+		/* Another successor of the dead one may have been faster. */
+		if (!error && etcd_is_taken(record, dead, &answer.record)) {
+			*holder = answer.record;
+			return wh_fail(EEXIST, "registry: the name is taken");
+		}
 	}
 	error = etcd_put_if(etcd, record, error ? 0 : answer.record_revision, &answer);
 	if (!error && !answer.succeeded) {
