@@ -177,11 +177,12 @@ struct wh_region_options {
  * writable until wh_region_unregister(). Otherwise, on either side, by the path of the bytes:
  *
  *   path                    not mapped    not accessible, or past its file's end
- *   tcp without tls         -EFAULT       -EFAULT
+ *   tcp, plain              -EFAULT       -EFAULT
  *   the same, process_vm    -EFAULT       -EFAULT; where it is written, a signal
  *     refused by seccomp
  *   process_vm (shm)        -EFAULT       -EFAULT
- *   self, a mapping, tls    a signal      a signal
+ *   self, a mapping, tcp    a signal      a signal
+ *     with tls, integrity
  *
  * GPU memory must lie on one GPU, in one allocation or in adjacent mappings of cuMemCreate. From
  * then on, synchronous copies by the application to it return only when they have ended

@@ -240,6 +240,7 @@ static void region_fill(struct wh_engine *engine, struct wh_region *region,
 	entry->address = registration->address;
 	entry->length = registration->length;
 	region->listed = access & WH_ACCESS_LIST;
+	atomic_store(&region->faulted, false);
 	entry->access = (rights ? rights_union(rights) : (uint8_t)access) & WH_ACCESS_BYTES;
 	/* CUDA cannot distinguish SHARED memory from other host memory. */
 	entry->kind = (uint8_t)(memory ? memory->kind : registration->kind);

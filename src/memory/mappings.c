@@ -131,7 +131,8 @@ static ssize_t memory_move(pid_t self, struct iovec *app, int count, struct iove
 	while (own.iov_len) {
 		moved = writes ? process_vm_readv(self, app, (unsigned long)count, &own, 1, 0) :
 				 process_vm_writev(self, app, (unsigned long)count, &own, 1, 0);
-		if (moved < 0 && errno != EFAULT)
+		/* The caller may go on by itself only if nothing has moved. */
+		if (moved < 0 && errno != EFAULT && !all)
 			return -errno;
 		/* It may end some bytes before those at fault: only then is there another call. */
 		if (moved <= 0)
