@@ -415,7 +415,6 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 	if (!probe)
 		return;
 	probe->stream = stream;
-	probe->began = wh_now();
 	/* If the stream is in use, the times would include other jobs. */
 	pthread_mutex_lock(&stream->lock);
 	first = !stream->probed && !stream->head;
@@ -428,6 +427,7 @@ void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t l
 	if (between || stream->way == WH_BLOCKS_WITHIN)
 		allocated = probe_alloc(stream, 2 * PROBE_LONG);
 	probe_choose_ranges(probe, allocated, from, length);
+	probe->began = wh_now(); /* allocating may take long */
 	probe_measure(probe);
 	probe_free(stream, allocated); /* in the order of the stream */
 	if (probe->late) {
