@@ -71,6 +71,10 @@ static void receiver_send(struct spread *spread, struct receiver *receiver, enum
 		receiver_refuse(spread, receiver, error, "too many receivers for one spread");
 	else if (error && which < SEND_END)
 		receiver_fail(spread, receiver, error, "%s", wh_error_text());
+	if (error) { /* it never ends, as it has not begun */
+		wh_batch_free(receiver->batches[which]);
+		receiver->batches[which] = NULL;
+	}
 }
 
 static void receiver_opened(struct spread *spread, struct receiver *receiver, int status)
@@ -176,14 +180,16 @@ static void receiver_look(struct spread *spread, struct receiver *receiver, int6
 {
 	int status;
 
-	if (!receiver->peer || receiver->state == RECEIVER_DONE ||
-	    receiver->state == RECEIVER_OPENING || receiver->state == RECEIVER_WILLING)
+	if (!receiver->peer || receiver->state == RECEIVER_OPENING ||
+	    receiver->state == RECEIVER_WILLING)
 		return;
 	status = wh_peer_status(receiver->peer);
 	if (!status)
 		receiver->lost = 0;
 	else if (!receiver->lost)
 		receiver->lost = now;
+	if (receiver->state == RECEIVER_DONE) /* others read from it */
+		return;
 	if (status == -ESTALE || (receiver->lost && now - receiver->lost > LOST))
 		receiver_fail(spread, receiver, status, "it has gone: %s", wh_error_text());
 	else if (receiver->state != RECEIVER_READY && now - receiver->moved > engine_stall())
@@ -210,14 +216,15 @@ static void receiver_ping(struct spread *spread, struct receiver *receiver, int6
 	receiver_send(spread, receiver, SEND_PING, &ping);
 }
 
-/* It has not answered. Once it is lost the others see that, too, and ask somebody else. */
+/* It does not answer, or is lost. Soon the others see that, too, and ask somebody else. */
 static bool receiver_stands_still(const struct receiver *receiver, int64_t now)
 {
 	struct wh_batch *batch = receiver->batches[SEND_PING];
-	int status = batch ? wh_batch_status(batch) : 0;
 
-	return status && (status != -EINPROGRESS || now - receiver->pinged > engine_stall() / 4) &&
-	       (!receiver->lost || now - receiver->lost < LOST);
+	if (receiver->lost)
+		return now - receiver->lost < LOST;
+	return batch && wh_batch_status(batch) == -EINPROGRESS &&
+	       now - receiver->pinged > engine_stall() / 4;
 }
 
 /* A receiver of which nothing comes stands still, or waits for one that does: only the former has
@@ -236,11 +243,10 @@ static void stalls_look(struct spread *spread, int64_t now)
 	for (uint32_t i = 0; i < spread->count; i++) {
 		struct receiver *receiver = &spread->receivers[i];
 
-		if (receiver->state != RECEIVER_READY)
-			continue;
-		if (quiet)
+		/* Also those that are done, or have failed: others may wait for them. */
+		if (quiet && receiver->peer && receiver->state >= RECEIVER_READY)
 			receiver_ping(spread, receiver, now);
-		if (now - receiver->moved <= engine_stall())
+		if (receiver->state != RECEIVER_READY || now - receiver->moved <= engine_stall())
 			continue;
 		if (receiver_stands_still(receiver, now))
 			receiver_fail(spread, receiver, -ETIMEDOUT,
