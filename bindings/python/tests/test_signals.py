@@ -2,17 +2,20 @@
 """Signals are handled, and tasks cancelled, while a call waits for a peer that does not answer."""
 import asyncio
 import errno
+import gc
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import unittest
 import urllib.request
 
 import wherry
+from wherry import weights
 from test_transfer import Case
 
 # It reads what lies in the memory of another process, by a mapping that it keeps.
@@ -156,6 +159,42 @@ class Signals(Interrupted):
         finally:
             borrower.kill()
             borrower.communicate()
+
+
+class Weights(Interrupted):
+    """The weights are opened while nobody waits for that any more."""
+
+    def test_open(self):
+        real, results, closed = weights.lib, [], []
+        left, ended = threading.Event(), threading.Event()
+
+        class Slow:
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def wh_weights_open(self, *arguments):
+                left.wait(60)
+                results.append(real.wh_weights_open(*arguments))
+                return results[-1]
+
+            def wh_weights_close(self, handle):
+                closed.append(handle)
+                status = real.wh_weights_close(handle)
+                ended.set()
+                return status
+
+        self.addCleanup(setattr, weights, "lib", real)
+        weights.lib = Slow()
+        arrays = {"a": bytearray(4096)}, {"a": bytearray(4096)}
+        self.interrupted(lambda: weights.join(*arrays, gather=lambda part: [part]))
+        gc.collect()
+        left.set()
+        self.assertTrue(ended.wait(60))
+        for thread in threading.enumerate():
+            if thread.name == "wherry apart":
+                thread.join(60)
+        self.assertEqual(results, [0])
+        self.assertEqual(len(closed), 1)
 
 
 class Tasks(Case):

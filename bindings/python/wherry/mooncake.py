@@ -227,7 +227,9 @@ class TransferEngine:
         if engine:
             _lib.destroyTransferEngine(engine)
 
-    def _call(self, function: Any, *arguments: Any) -> int:
+    def _call(
+        self, function: Any, *arguments: Any, undo: Optional[Callable[[int], Any]] = None
+    ) -> int:
         """Call what may wait, as _apart() does."""
         engine = self._engine
         self._calls.append(None)
@@ -239,14 +241,19 @@ class TransferEngine:
                 self._calls.pop()
                 self._destroy()
 
-        return _apart(run)
+        return _apart(run, undo)
 
     # ---- memory
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
         """Let other engines read and write the memory, and use it as a source. 0 or negative."""
         address, length = whole(buffer_addr, "buffer_addr"), whole(capacity, "capacity")
-        return self._call(_lib.registerLocalMemory, address, length, b"*", 1)
+
+        def undo(status: int) -> None:
+            if status == 0:
+                self.unregister_memory(address)
+
+        return self._call(_lib.registerLocalMemory, address, length, b"*", 1, undo=undo)
 
     def unregister_memory(self, buffer_addr: int) -> int:
         return self._call(_lib.unregisterLocalMemory, buffer_addr)
@@ -261,7 +268,12 @@ class TransferEngine:
             for address, capacity in zip(buffer_addresses, capacities)
         ]
         array = (_Buffer * len(pairs))(*pairs)
-        return self._call(_lib.registerLocalMemoryBatch, array, len(array), b"*")
+
+        def undo(status: int) -> None:
+            if status == 0:
+                self.batch_unregister_memory(buffer_addresses)
+
+        return self._call(_lib.registerLocalMemoryBatch, array, len(array), b"*", undo=undo)
 
     def batch_unregister_memory(self, buffer_addresses: Sequence[int]) -> int:
         array = (c_void_p * len(buffer_addresses))(*buffer_addresses)

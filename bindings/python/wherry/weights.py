@@ -25,7 +25,7 @@ from ctypes import byref, c_void_p, sizeof
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from . import _native as native
-from ._engine import Engine, Guard, apart, in_slices
+from ._engine import Engine, Guard, apart, in_slices, start
 from ._errors import Error, Timeout, check, invalid, make, whole
 from ._errors import text as checked
 from ._layouts import (
@@ -247,6 +247,7 @@ class Member:
         self.inside: List[None] = []  # for Guard
         self._calls = Guard(self, errno.EINVAL, "the member is closed")
         self._lock = threading.RLock()
+        self._ending = threading.Lock()  # of _leave(), which Ctrl-C leaves running
         self._views: "set[View]" = set()
         self._offered = self._last = 0
         self._tensors: Tuple[Dict[str, Any], Dict[str, Any]] = ({}, {})
@@ -278,10 +279,17 @@ class Member:
             self.parts: List[Part] = list(gather(ours))
             self._sources, self._targets = both(self.parts, topology or {})
             self._open(name, addresses, place, chunk, piece)
-        except BaseException:
-            if self._own:
+        except BaseException as error:
+            # After Ctrl-C the opening may go on, and then leave.
+            if self._own and (isinstance(error, Exception) or not start(self._give_up)):
                 self._engine.close()
             raise
+
+    def _give_up(self) -> None:
+        """Close the member's own engine when what goes on in it has ended."""
+        while not self._engine.closed:
+            with contextlib.suppress(OSError):
+                self._engine.close()
 
     def _open(
         self, name: str, addresses: Dict[str, Tuple[int, ...]], place: str, chunk: int, piece: int
@@ -313,7 +321,8 @@ class Member:
         )
         out = c_void_p()
 
-        def begin() -> None:
+        # What the options point to has to live as long as this goes on after Ctrl-C.
+        def begin(_keep: List[Any] = keep) -> None:
             with core.calls:
                 check(lib.wh_weights_open(core.handle, byref(options), byref(out)))
                 self._handle = out.value or 0
@@ -504,17 +513,20 @@ class Member:
             if self._views:
                 raise make(-errno.EBUSY, f"{len(self._views)} views are not released")
             self.closed = True
-        while self.inside:  # their next slice ends
-            time.sleep(0.001)
-        status = int(lib.wh_weights_close(self._handle))
-        with self._lock:
-            if status == 0:
-                self._engine._core.weights.pop(self._handle, None)
-                self._handle = 0
-                self._held, self._source_dict, self._pins = [], {}, []
-                self._buffers = []
-                self._engine._core.end()
-        return status
+        with self._ending:
+            while self.inside:  # their next slice ends
+                time.sleep(0.001)
+            if not self._handle:  # another thread has left
+                return 0
+            status = int(lib.wh_weights_close(self._handle))
+            with self._lock:
+                if status == 0:
+                    self._engine._core.weights.pop(self._handle, None)
+                    self._handle = 0
+                    self._held, self._source_dict, self._pins = [], {}, []
+                    self._buffers = []
+                    self._engine._core.end()
+            return status
 
     def _end(self) -> int:
         """The engine is being closed."""
