@@ -90,8 +90,12 @@ struct weights_server {
 /* One line about a file that comes; a sender can have as many as it likes begin and end. */
 #define spread_note(server, ...)                                                                   \
 	do {                                                                                       \
-		if (wh_log_limit_take(&(server)->notes, 0))                                        \
+		enum wh_log_turn turn = wh_log_limit_take(&(server)->notes, 0);                    \
+                                                                                                   \
+		if (turn != WH_LOG_NOT)                                                            \
 			note(__VA_ARGS__);                                                         \
+		if (turn == WH_LOG_LAST)                                                           \
+			note("what else there is about files is left out for some seconds");       \
 	} while (false)
 
 /* ---- telling the sender ---------------------------------------------------------------------- */
