@@ -271,7 +271,7 @@ static void gone__truncated_here(void **state)
 
 #define REGIONS 6
 
-struct crowd {
+struct sharers {
 	struct wh_engine *owner, *engine;
 	struct wh_peer *peer;
 	unsigned char *pages[REGIONS], *target;
@@ -280,17 +280,17 @@ struct crowd {
 };
 
 /* One data connection carries all. */
-static void crowd_open(struct crowd *crowd)
+static void sharers_open(struct sharers *sharers)
 {
 	static const char *const one[] = { "connections=1", NULL };
 
-	memset(crowd, 0, sizeof(*crowd));
-	crowd->owner = engine_open(NULL, NULL, NULL);
-	crowd->engine = engine_open("tcp", "none", one);
-	want(0, wh_peer_open(crowd->engine, wh_engine_url(crowd->owner), NULL, &crowd->peer));
-	crowd->target = pages_new(REGIONS * LENGTH);
-	want(0, wh_region_register(crowd->engine, crowd->target, REGIONS * LENGTH, NULL,
-				   &crowd->local));
+	memset(sharers, 0, sizeof(*sharers));
+	sharers->owner = engine_open(NULL, NULL, NULL);
+	sharers->engine = engine_open("tcp", "none", one);
+	want(0, wh_peer_open(sharers->engine, wh_engine_url(sharers->owner), NULL, &sharers->peer));
+	sharers->target = pages_new(REGIONS * LENGTH);
+	want(0, wh_region_register(sharers->engine, sharers->target, REGIONS * LENGTH, NULL,
+				   &sharers->local));
 	for (unsigned int i = 0; i < REGIONS; i++) {
 		char name[16];
 		struct wh_region_options options = { .size = sizeof(options),
@@ -298,46 +298,46 @@ static void crowd_open(struct crowd *crowd)
 						     .access = ACCESS_BOTH };
 
 		snprintf(name, sizeof(name), "region%u", i);
-		crowd->pages[i] = pages_new(LENGTH);
-		memset(crowd->pages[i], (int)i + 1, LENGTH);
-		want(0, wh_region_register(crowd->owner, crowd->pages[i], LENGTH, &options,
-					   &crowd->regions[i]));
-		want(0, wh_peer_find(crowd->peer, name, PATIENCE, &crowd->remotes[i]));
+		sharers->pages[i] = pages_new(LENGTH);
+		memset(sharers->pages[i], (int)i + 1, LENGTH);
+		want(0, wh_region_register(sharers->owner, sharers->pages[i], LENGTH, &options,
+					   &sharers->regions[i]));
+		want(0, wh_peer_find(sharers->peer, name, PATIENCE, &sharers->remotes[i]));
 	}
 }
 
-static void crowd_close(struct crowd *crowd)
+static void sharers_close(struct sharers *sharers)
 {
-	want(0, wh_peer_close(crowd->peer));
-	want(0, wh_region_unregister(crowd->local));
-	want(0, wh_engine_close(crowd->engine));
+	want(0, wh_peer_close(sharers->peer));
+	want(0, wh_region_unregister(sharers->local));
+	want(0, wh_engine_close(sharers->engine));
 	for (unsigned int i = 0; i < REGIONS; i++) {
-		want(0, wh_region_unregister(crowd->regions[i]));
-		pages_free(crowd->pages[i], LENGTH);
+		want(0, wh_region_unregister(sharers->regions[i]));
+		pages_free(sharers->pages[i], LENGTH);
 	}
-	want(0, wh_engine_close(crowd->owner));
-	pages_free(crowd->target, REGIONS * LENGTH);
+	want(0, wh_engine_close(sharers->owner));
+	pages_free(sharers->target, REGIONS * LENGTH);
 }
 
 /* A read of `length` bytes at `offset` of each region, to where nothing else arrives. */
-static struct wh_transfer crowd_read(struct crowd *crowd, unsigned int i, uint64_t offset,
-				     uint64_t length)
+static struct wh_transfer sharers_read(struct sharers *sharers, unsigned int i, uint64_t offset,
+				       uint64_t length)
 {
 	return (struct wh_transfer){
 		.op = WH_READ,
-		.local = crowd->local,
+		.local = sharers->local,
 		.local_offset = i * LENGTH,
-		.remote = crowd->remotes[i].id,
+		.remote = sharers->remotes[i].id,
 		.remote_offset = offset,
 		.length = length,
 	};
 }
 
-static void want_arrived(struct crowd *crowd, unsigned int i, uint64_t length)
+static void want_arrived(struct sharers *sharers, unsigned int i, uint64_t length)
 {
 	for (uint64_t k = 0; k < length; k++)
-		want_true(crowd->target[i * LENGTH + k] == i + 1, "byte %llu of region %u is wrong",
-			  (unsigned long long)k, i);
+		want_true(sharers->target[i * LENGTH + k] == i + 1,
+			  "byte %llu of region %u is wrong", (unsigned long long)k, i);
 }
 
 /* Transfers that share a request: only those of the bad region fail. */
@@ -345,24 +345,24 @@ static void gone__some_of_a_request(void **state)
 {
 	struct wh_transfer transfers[REGIONS];
 	struct wh_batch *batch;
-	struct crowd crowd;
+	struct sharers sharers;
 
 	(void)state;
-	crowd_open(&crowd);
-	want(0, mprotect(crowd.pages[2], LENGTH, PROT_NONE));
+	sharers_open(&sharers);
+	want(0, mprotect(sharers.pages[2], LENGTH, PROT_NONE));
 	for (unsigned int i = 0; i < REGIONS; i++)
-		transfers[i] = crowd_read(&crowd, i, 3 * PAGE, 2 * PAGE);
-	want(0, wh_batch_new(crowd.peer, NULL, &batch));
+		transfers[i] = sharers_read(&sharers, i, 3 * PAGE, 2 * PAGE);
+	want(0, wh_batch_new(sharers.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, transfers, REGIONS));
 	want(-EFAULT, batch_run(batch));
 	for (unsigned int i = 0; i < REGIONS; i++) {
 		want(i == 2 ? -EFAULT : 0, batch_item(batch, i));
 		if (i != 2)
-			want_arrived(&crowd, i, 2 * PAGE);
+			want_arrived(&sharers, i, 2 * PAGE);
 	}
 	want(0, wh_batch_free(batch));
-	want(0, mprotect(crowd.pages[2], LENGTH, PROT_READ | PROT_WRITE));
-	crowd_close(&crowd);
+	want(0, mprotect(sharers.pages[2], LENGTH, PROT_READ | PROT_WRITE));
+	sharers_close(&sharers);
 }
 
 /* The same with local memory: what succeeds is there. */
@@ -370,22 +370,22 @@ static void gone__some_here(void **state)
 {
 	struct wh_transfer transfers[REGIONS];
 	struct wh_batch *batch;
-	struct crowd crowd;
+	struct sharers sharers;
 
 	(void)state;
-	crowd_open(&crowd);
-	want(0, munmap(crowd.target + 2 * LENGTH, PAGE));
+	sharers_open(&sharers);
+	want(0, munmap(sharers.target + 2 * LENGTH, PAGE));
 	for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
 		for (uint64_t length = 8; length <= 64 * PAGE; length *= 8) {
 			for (unsigned int i = 0; i < REGIONS; i++) {
-				transfers[i] = crowd_read(&crowd, i, 0, length);
+				transfers[i] = sharers_read(&sharers, i, 0, length);
 				transfers[i].op = op;
 				if (i != 2)
-					memset(crowd.target + i * LENGTH, op == WH_READ ? 0 : 77,
+					memset(sharers.target + i * LENGTH, op == WH_READ ? 0 : 77,
 					       length);
-				memset(crowd.pages[i], (int)i + 1, length);
+				memset(sharers.pages[i], (int)i + 1, length);
 			}
-			want(0, wh_batch_new(crowd.peer, NULL, &batch));
+			want(0, wh_batch_new(sharers.peer, NULL, &batch));
 			want(0, wh_batch_add(batch, transfers, REGIONS));
 			want(-EFAULT, batch_run(batch));
 			want(-EFAULT, batch_item(batch, 2));
@@ -394,13 +394,13 @@ static void gone__some_here(void **state)
 					continue;
 				for (uint64_t k = 0; k < length; k++)
 					want(op == WH_READ ? (int)i + 1 : 77,
-					     op == WH_READ ? crowd.target[i * LENGTH + k] :
-							     crowd.pages[i][k]);
+					     op == WH_READ ? sharers.target[i * LENGTH + k] :
+							     sharers.pages[i][k]);
 			}
 			want(0, wh_batch_free(batch));
 		}
 	}
-	crowd_close(&crowd);
+	sharers_close(&sharers);
 }
 
 /* Batches that share a connection. More of them than a request has attempts break it, each behind
@@ -408,17 +408,17 @@ static void gone__some_here(void **state)
 static void gone__some_batches(void **state)
 {
 	struct wh_batch *batches[REGIONS];
-	struct crowd crowd;
+	struct sharers sharers;
 
 	(void)state;
-	crowd_open(&crowd);
+	sharers_open(&sharers);
 	for (unsigned int i = 0; i < REGIONS; i++)
 		if (i % 5)
-			want(0, mprotect(crowd.pages[i] + LENGTH / 2, PAGE, PROT_NONE));
+			want(0, mprotect(sharers.pages[i] + LENGTH / 2, PAGE, PROT_NONE));
 	for (unsigned int i = 0; i < REGIONS; i++) {
-		struct wh_transfer transfer = crowd_read(&crowd, i, 0, LENGTH);
+		struct wh_transfer transfer = sharers_read(&sharers, i, 0, LENGTH);
 
-		want(0, wh_batch_new(crowd.peer, NULL, &batches[i]));
+		want(0, wh_batch_new(sharers.peer, NULL, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
 	}
 	for (unsigned int i = 0; i < REGIONS; i++)
@@ -429,21 +429,21 @@ static void gone__some_batches(void **state)
 		want_true(!(i % 5) || strstr(wh_batch_error_text(batches[i]), "refuses region"),
 			  "it says: %s", wh_batch_error_text(batches[i]));
 		if (i % 5 == 0)
-			want_arrived(&crowd, i, LENGTH);
+			want_arrived(&sharers, i, LENGTH);
 		want(0, wh_batch_free(batches[i]));
 	}
 	/* Memory that can be read again is read again. */
 	for (unsigned int i = 0; i < REGIONS; i++) {
-		struct wh_transfer transfer = crowd_read(&crowd, i, 0, LENGTH);
+		struct wh_transfer transfer = sharers_read(&sharers, i, 0, LENGTH);
 
-		want(0, mprotect(crowd.pages[i], LENGTH, PROT_READ | PROT_WRITE));
-		want(0, wh_batch_new(crowd.peer, NULL, &batches[i]));
+		want(0, mprotect(sharers.pages[i], LENGTH, PROT_READ | PROT_WRITE));
+		want(0, wh_batch_new(sharers.peer, NULL, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
 		want(0, batch_run(batches[i]));
-		want_arrived(&crowd, i, LENGTH);
+		want_arrived(&sharers, i, LENGTH);
 		want(0, wh_batch_free(batches[i]));
 	}
-	crowd_close(&crowd);
+	sharers_close(&sharers);
 }
 
 /* A file among the targets of a request has all of it go through slots, from which the CPU copies
@@ -455,26 +455,26 @@ static void gone__beside_a_file(void **state)
 					     .access = ACCESS_BOTH };
 	struct wh_region *region;
 	struct wh_remote file;
-	struct crowd crowd;
+	struct sharers sharers;
 	int fd = file_new(LENGTH);
 
 	(void)state;
 	want_true(fd >= 0, "no file");
-	crowd_open(&crowd);
-	want(0, file_region(crowd.owner, fd, 0, LENGTH, &options, &region));
-	want(0, wh_peer_find(crowd.peer, "file", PATIENCE, &file));
+	sharers_open(&sharers);
+	want(0, file_region(sharers.owner, fd, 0, LENGTH, &options, &region));
+	want(0, wh_peer_find(sharers.peer, "file", PATIENCE, &file));
 	for (unsigned int bad = 0; bad < 4; bad++) {
 		uint32_t op = bad & 1 ? WH_READ : WH_WRITE;
-		void *page = bad & 2 ? crowd.target + LENGTH : crowd.pages[1];
-		struct wh_transfer transfers[] = { crowd_read(&crowd, 0, 0, 2 * PAGE),
-						   crowd_read(&crowd, 1, 0, PAGE),
-						   crowd_read(&crowd, 2, 0, PAGE) };
+		void *page = bad & 2 ? sharers.target + LENGTH : sharers.pages[1];
+		struct wh_transfer transfers[] = { sharers_read(&sharers, 0, 0, 2 * PAGE),
+						   sharers_read(&sharers, 1, 0, PAGE),
+						   sharers_read(&sharers, 2, 0, PAGE) };
 		struct wh_batch *batch;
 
 		transfers[0].remote = file.id;
 		for (unsigned int i = 0; i < 3; i++)
 			transfers[i].op = op;
-		want(0, wh_batch_new(crowd.peer, NULL, &batch));
+		want(0, wh_batch_new(sharers.peer, NULL, &batch));
 		want(0, wh_batch_add(batch, transfers, 3));
 		want(0, batch_run(batch));
 		/* At the owner or here; not to be written, or not to be read. */
@@ -487,7 +487,7 @@ static void gone__beside_a_file(void **state)
 	}
 	want(0, wh_region_unregister(region));
 	close(fd);
-	crowd_close(&crowd);
+	sharers_close(&sharers);
 }
 
 /* ---- a seccomp filter, as of old containers ------------------------------------------------ */
@@ -521,16 +521,16 @@ static void refuse_process_vm(void)
 	want(-1, (int)process_vm_readv(getpid(), &(struct iovec){ &byte, 1 }, 1, &here, 1, 0));
 }
 
-static int crowd_move(struct crowd *crowd, uint32_t op, uint64_t local, uint64_t remote,
-		      uint64_t length)
+static int sharers_move(struct sharers *sharers, uint32_t op, uint64_t local, uint64_t remote,
+			uint64_t length)
 {
-	struct wh_transfer transfer = crowd_read(crowd, 0, remote, length);
+	struct wh_transfer transfer = sharers_read(sharers, 0, remote, length);
 	struct wh_batch *batch;
 	int status;
 
 	transfer.op = op;
 	transfer.local_offset = local;
-	want(0, wh_batch_new(crowd->peer, NULL, &batch));
+	want(0, wh_batch_new(sharers->peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &transfer, 1));
 	status = batch_run(batch);
 	want(0, wh_batch_free(batch));
@@ -542,36 +542,36 @@ static int crowd_move(struct crowd *crowd, uint32_t op, uint64_t local, uint64_t
 static void gone__call_refused(void **state)
 {
 	static const uint64_t lengths[] = { 1, 8, PAGE - 1, PAGE, 3 * PAGE + 5, LENGTH };
-	struct crowd crowd;
+	struct sharers sharers;
 
 	(void)state;
 	refuse_process_vm();
-	crowd_open(&crowd);
+	sharers_open(&sharers);
 	for (unsigned int i = 0; i < sizeof(lengths) / sizeof(*lengths); i++) {
 		uint64_t length = lengths[i];
 
-		memset(crowd.target, (int)i + 40, length);
-		want(0, crowd_move(&crowd, WH_WRITE, 0, LENGTH - length, length));
-		want(0, crowd_move(&crowd, WH_READ, LENGTH, LENGTH - length, length));
-		want(0, memcmp(crowd.target, crowd.target + LENGTH, length));
-		want(0, memcmp(crowd.target, crowd.pages[0] + LENGTH - length, length));
+		memset(sharers.target, (int)i + 40, length);
+		want(0, sharers_move(&sharers, WH_WRITE, 0, LENGTH - length, length));
+		want(0, sharers_move(&sharers, WH_READ, LENGTH, LENGTH - length, length));
+		want(0, memcmp(sharers.target, sharers.target + LENGTH, length));
+		want(0, memcmp(sharers.target, sharers.pages[0] + LENGTH - length, length));
 	}
-	want(0, munmap(crowd.pages[0] + 8 * PAGE, PAGE));
-	want(0, munmap(crowd.target + 8 * PAGE, PAGE));
+	want(0, munmap(sharers.pages[0] + 8 * PAGE, PAGE));
+	want(0, munmap(sharers.target + 8 * PAGE, PAGE));
 	for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
-		want(-EFAULT, crowd_move(&crowd, op, 0, 8 * PAGE, 8));
-		want(-EFAULT, crowd_move(&crowd, op, 0, 8 * PAGE - 1, 2));
-		want(-EFAULT, crowd_move(&crowd, op, 8 * PAGE, 0, 8));
-		want(-EFAULT, crowd_move(&crowd, op, 8 * PAGE - 1, 0, 2));
-		want(0, crowd_move(&crowd, op, 0, 0, 8 * PAGE));
+		want(-EFAULT, sharers_move(&sharers, op, 0, 8 * PAGE, 8));
+		want(-EFAULT, sharers_move(&sharers, op, 0, 8 * PAGE - 1, 2));
+		want(-EFAULT, sharers_move(&sharers, op, 8 * PAGE, 0, 8));
+		want(-EFAULT, sharers_move(&sharers, op, 8 * PAGE - 1, 0, 2));
+		want(0, sharers_move(&sharers, op, 0, 0, 8 * PAGE));
 	}
 	/* What is only read is found as without the filter. */
-	want(0, mprotect(crowd.pages[0] + 16 * PAGE, PAGE, PROT_NONE));
-	want(0, mprotect(crowd.target + 16 * PAGE, PAGE, PROT_NONE));
-	want(-EFAULT, crowd_move(&crowd, WH_READ, 0, 16 * PAGE, 8));
-	want(-EFAULT, crowd_move(&crowd, WH_READ, 0, 9 * PAGE, 100 * PAGE));
-	want(-EFAULT, crowd_move(&crowd, WH_WRITE, 16 * PAGE, 0, 8));
-	crowd_close(&crowd);
+	want(0, mprotect(sharers.pages[0] + 16 * PAGE, PAGE, PROT_NONE));
+	want(0, mprotect(sharers.target + 16 * PAGE, PAGE, PROT_NONE));
+	want(-EFAULT, sharers_move(&sharers, WH_READ, 0, 16 * PAGE, 8));
+	want(-EFAULT, sharers_move(&sharers, WH_READ, 0, 9 * PAGE, 100 * PAGE));
+	want(-EFAULT, sharers_move(&sharers, WH_WRITE, 16 * PAGE, 0, 8));
+	sharers_close(&sharers);
 }
 
 static const struct CMUnitTest tests[] = {
