@@ -616,6 +616,24 @@ static void stop_peer(struct peer *peer)
 	close(peer->data);
 }
 
+/* An engine with 4,096 bytes of memory and the setting `timeout`, and its segment of a peer that
+ * will not answer. */
+static segment_id_t open_silent(struct peer *peer, const char *timeout, void *bytes,
+				transfer_engine_t *engine)
+{
+	segment_id_t id;
+
+	start_peer(peer, "");
+	setenv("WHERRY_TIMEOUT", timeout, 1);
+	*engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", NULL, 0, 0);
+	unsetenv("WHERRY_TIMEOUT");
+	assert_non_null(*engine);
+	assert_int_equal(registerLocalMemory(*engine, bytes, 4096, "*", 1), 0);
+	id = openSegment(*engine, peer->name);
+	assert_true(id > 0);
+	return id;
+}
+
 /* Nothing comes back: requests stay pending, and fail when the peer has been silent for too long.
  */
 static void peer__silent(void **state)
@@ -629,14 +647,7 @@ static void peer__silent(void **state)
 	segment_id_t id;
 
 	(void)state;
-	start_peer(&peer, "");
-	setenv("WHERRY_TIMEOUT", "3000", 1);
-	engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", NULL, 0, 0);
-	unsetenv("WHERRY_TIMEOUT");
-	assert_non_null(engine);
-	assert_int_equal(registerLocalMemory(engine, bytes, 4096, "*", 1), 0);
-	id = openSegment(engine, peer.name);
-	assert_true(id > 0);
+	id = open_silent(&peer, "3000", bytes, &engine);
 	request = request_to(id, (uintptr_t)target, 4096);
 	request.source = bytes;
 	batch = allocateBatchID(engine, 1);
@@ -668,14 +679,7 @@ static void peer__silent_to_many(void **state)
 	int connections = 0, fd;
 
 	(void)state;
-	start_peer(&peer, "");
-	setenv("WHERRY_TIMEOUT", "1000", 1);
-	engine = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", NULL, 0, 0);
-	unsetenv("WHERRY_TIMEOUT");
-	assert_non_null(engine);
-	assert_int_equal(registerLocalMemory(engine, bytes, 4096, "*", 1), 0);
-	id = openSegment(engine, peer.name);
-	assert_true(id > 0);
+	id = open_silent(&peer, "1000", bytes, &engine);
 	batch = allocateBatchID(engine, READS);
 	for (unsigned i = 0; i < READS; i++) {
 		struct transfer_request request = request_to(id, (uintptr_t)target + 64 * i, 64);
